@@ -1,0 +1,1 @@
+"""Delivers events to handlers: asynchronous, knows only ports and policy."""

@@ -1,0 +1,219 @@
+"""Stored events that no publisher waits for, one after another in the order of their publishing.
+
+They were published with wait=False or by another process, retried from the dead letters,
+or left behind by a process that ended. They stay in the store until their turn comes,
+so any number of them takes no more memory than a batch.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Sequence
+
+import msgspec
+
+from postbus.delivery.dispatcher import Dispatcher
+from postbus.delivery.subscriptions import Subscriptions
+from postbus.errors import StoreError
+from postbus.events import Event, EventStatus, GlobalSequence, SubscriptionRow
+from postbus.policy.patterns import matches
+from postbus.policy.retry import is_exhausted
+from postbus.ports import Backlog, Clock, DispatchLock, SubscriptionTable
+
+logger = logging.getLogger("postbus")
+
+INTERRUPTED = "interrupted: the process ended before this attempt did"
+
+_BATCH_SIZE = 256
+# So many events may wait out a back-off or an open circuit breaker beside the lane.
+_MOST_ASIDE = 1_000
+# With more events than this that no handler matches, the whole backlog is read at most once a second.
+_MANY_UNHANDLED = 1_000
+_SECONDS_BETWEEN_READS = 1.0
+_SECONDS_AFTER_ERROR = 1.0
+
+
+class BacklogLane:
+    """Delivers the backlog while this process owns the dispatch; stands by while another does."""
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        lock: DispatchLock,
+        table: SubscriptionTable,
+        dispatcher: Dispatcher,
+        subscriptions: Subscriptions,
+        clock: Clock,
+    ) -> None:
+        self._backlog, self._lock, self._dispatcher = backlog, lock, dispatcher
+        self._subscriptions, self._table, self._clock = subscriptions, table, clock
+        self._written_rows: list[SubscriptionRow] | None = None
+        self.is_owner = False
+        self._is_stopping = False
+        self._wake_up = asyncio.Event()
+        self._at_rest = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._aside = asyncio.Semaphore(_MOST_ASIDE)
+        self._unhandled_count = 0
+        self._seen_up_to = GlobalSequence(0)
+        self._read_all_at = 0.0
+
+    async def start(self) -> None:
+        """Become the owner if nobody is, recover what a crash left behind, and begin."""
+        await self._try_to_own()
+        self._backlog.watch(self.wake)
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="postbus backlog")
+        self._dispatcher.track(self._task)
+        self.wake()
+
+    def wake(self) -> None:
+        """Something may be pending: look again."""
+        self._at_rest.clear()
+        self._wake_up.set()
+
+    def wake_for_new_handler(self) -> None:
+        """What was left because no handler matched may be wanted now."""
+        self._unhandled_count = 0
+        self.wake()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether everything pending that has a handler was taken up."""
+        return self._at_rest.is_set()
+
+    async def wait_until_stopped(self) -> None:
+        """Return when the event that the lane is at has had its attempt."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def wait_until_at_rest(self) -> None:
+        """Return when everything pending that has a handler was taken up."""
+        await self._at_rest.wait()
+
+    def stop(self) -> None:
+        """Take up nothing more; what has been begun stays with the dispatcher."""
+        self._is_stopping = True
+        self._backlog.watch(None)
+        self.wake()
+
+    async def settle_unhandled(self, pattern: str) -> int:
+        """Mark pending events done that match the pattern and no handler; how many."""
+        settled, after = 0, GlobalSequence(0)
+        while batch := await self._backlog.pending(after, _BATCH_SIZE):
+            after = _sequence(batch[-1])
+            unhandled = [
+                _sequence(event)
+                for event in batch
+                if matches(pattern, event.type) and not self._subscriptions.route(event.type).subscriptions
+            ]
+            settled += await self._backlog.settle_pending(unhandled)
+        return settled
+
+    async def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                await self._wake_up.wait()
+                self._wake_up.clear()
+                await self._look()
+                if not self._wake_up.is_set():
+                    self._at_rest.set()
+        finally:
+            self._at_rest.set()
+            self._dispatcher.untrack()
+
+    async def _look(self) -> None:
+        try:
+            if await self._try_to_own():
+                await self._write_subscriptions()
+                await self._deliver_pending()
+        except StoreError as error:
+            # The store may be full or locked; nothing is lost by trying again.
+            logger.error("can't work off the backlog, trying again: %s", error)
+            await self._clock.sleep(_SECONDS_AFTER_ERROR)
+            self.wake()
+
+    async def _write_subscriptions(self) -> None:
+        rows = [subscription.as_row() for subscription in self._subscriptions]
+        if rows != self._written_rows:
+            await self._table.replace(rows)
+            self._written_rows = rows
+
+    async def _try_to_own(self) -> bool:
+        if not self.is_owner and self._lock.try_acquire():
+            recovered = await self._backlog.recover(INTERRUPTED)
+            if recovered:
+                logger.info("recovered %d events that an ended process left in processing", recovered)
+            self.is_owner = True
+        return self.is_owner
+
+    async def _deliver_pending(self) -> None:
+        after = GlobalSequence(0)
+        if self._unhandled_count > _MANY_UNHANDLED and self._clock.monotonic() < self._read_all_at:
+            after = self._seen_up_to
+        else:
+            self._unhandled_count = 0
+            self._read_all_at = self._clock.monotonic() + _SECONDS_BETWEEN_READS
+        while not self._is_stopping and (batch := await self._backlog.pending(after, _BATCH_SIZE)):
+            after = _sequence(batch[-1])
+            await self._deliver_batch(batch)
+        self._seen_up_to = max(self._seen_up_to, after)
+
+    async def _deliver_batch(self, batch: Sequence[Event]) -> None:
+        handled = [event for event in batch if self._subscriptions.route(event.type).subscriptions]
+        self._unhandled_count += len(batch) - len(handled)
+        for is_alone, events in itertools.groupby(handled, self._must_be_alone):
+            if is_alone:
+                for event in events:
+                    await self._deliver_in_order([event])
+            else:
+                await self._deliver_in_order(list(events))
+
+    def _must_be_alone(self, event: Event) -> bool:
+        """Whether one more crash would bury it.
+
+        A crash counts against every event in processing, the guilty one and the others.
+        On its last attempt an event that crashed before is in processing alone, so
+        that only the guilty one is buried.
+        """
+        retry = self._subscriptions.route(event.type).retry
+        return event.retry_count > 0 and is_exhausted(retry, event.retry_count + 1)
+
+    async def _deliver_in_order(self, events: Sequence[Event]) -> None:
+        claimed = await self._backlog.claim([_sequence(event) for event in events])
+        mine = [event for event in events if event.global_sequence in claimed]
+        self._dispatcher.take(mine)
+        for index, event in enumerate(mine):
+            if self._is_stopping:
+                await self._dispatcher.give_back(mine[index:])
+                return
+            await self._deliver(event)
+
+    async def _deliver(self, event: Event) -> None:
+        """The first attempt in the lane; whatever has to wait does so beside it."""
+        processing = _as_processing(event)
+        route = self._subscriptions.route(event.type)
+        if any(subscription.gate.state != "closed" for subscription in route.subscriptions):
+            await self._put_aside(self._dispatcher.deliver(processing))
+        elif (retry := await self._dispatcher.attempt(processing)) is not None:
+            await self._put_aside(self._dispatcher.see_through(retry))
+
+    async def _put_aside(self, work: Awaitable[None]) -> None:
+        await self._aside.acquire()
+        task = asyncio.get_running_loop().create_task(self._run_aside(work), name="postbus retry")
+        self._dispatcher.track(task)
+
+    async def _run_aside(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        finally:
+            self._aside.release()
+            self._dispatcher.untrack()
+
+
+def _sequence(event: Event) -> GlobalSequence:
+    assert event.global_sequence is not None, "only stored events are in the backlog"
+    return event.global_sequence
+
+
+def _as_processing(event: Event) -> Event:
+    return msgspec.structs.replace(event, status=EventStatus.PROCESSING)

@@ -1,0 +1,202 @@
+"""One event to every matching handler, attempt after attempt, until it is done or a dead letter."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from postbus.config import RetryPolicy
+from postbus.delivery.attempts import Attempts, Failure
+from postbus.delivery.counters import CountersByType
+from postbus.delivery.subscriptions import Route, Subscriptions
+from postbus.errors import StoreClosedError, StoreError
+from postbus.events import Event, GlobalSequence
+from postbus.policy.retry import is_exhausted, retry_delay
+from postbus.ports import Clock, EventQueue
+
+logger = logging.getLogger("postbus")
+
+# How we ask a store again that could not record what happened.
+_STORE_RETRY = RetryPolicy(base_delay=0.1, max_delay=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """An event that failed and waits for its next attempt."""
+
+    event: Event
+    delay: float
+
+
+class Dispatcher:
+    """Sees events in processing through. Whatever it has in flight is counted, drained and given back."""
+
+    def __init__(
+        self,
+        queue: EventQueue,
+        subscriptions: Subscriptions,
+        attempts: Attempts,
+        clock: Clock,
+        noise: Callable[[], float],
+    ) -> None:
+        self._queue, self._subscriptions, self._attempts = queue, subscriptions, attempts
+        self._clock, self._noise = clock, noise
+        self.counters = CountersByType()
+        self._in_flight: dict[GlobalSequence, None] = {}
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self._in_flight
+
+    def take(self, events: Sequence[Event]) -> None:
+        """These events are in processing from now on, and ours to see through or to give back."""
+        for event in events:
+            self._in_flight[_sequence(event)] = None
+        self._idle.clear()
+
+    def track(self, task: "asyncio.Task[object]") -> None:
+        """Let give_back_all() know of a task that delivers; it must end with untrack()."""
+        self._tasks.add(task)
+
+    def untrack(self) -> None:
+        """The current task delivers nothing any more."""
+        self._tasks.discard(asyncio.current_task())  # type: ignore[arg-type]
+
+    async def wait_until_idle(self) -> None:
+        """Return when nothing is in flight."""
+        await self._idle.wait()
+
+    async def give_back(self, events: Sequence[Event]) -> None:
+        """Put events that were taken and not begun back to pending."""
+        await self._queue.release([_sequence(event) for event in events])
+        for event in events:
+            self._settle(event)
+
+    async def give_back_all(self) -> int:
+        """Cut off what is still in flight and put it back to pending; how many events."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        # A handler that will not be cancelled keeps its task, but not its event.
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        left = list(self._in_flight)
+        if left:
+            await self._queue.release(left)
+        return len(left)
+
+    async def deliver(self, event: Event) -> None:
+        """Attempt after attempt until it is done or a dead letter."""
+        retry = await self.attempt(event)
+        if retry is not None:
+            await self.see_through(retry)
+
+    async def deliver_in_order(self, events: Sequence[Event]) -> None:
+        """First attempts one after another, so that order is kept; retries beside them, so that nobody waits."""
+        async with asyncio.TaskGroup() as beside:
+            for event in events:
+                if (retry := await self.attempt(event)) is not None:
+                    beside.create_task(self.see_through(retry))
+
+    async def see_through(self, retry: Retry) -> None:
+        """Wait out the back-off and try again until it is done or a dead letter."""
+        following: Retry | None = retry
+        while following is not None:
+            await self._clock.sleep(following.delay)
+            self.counters.of(following.event.type).retry_count += 1
+            following = await self.attempt(following.event)
+
+    async def attempt(self, event: Event) -> Retry | None:
+        """One attempt; None when the event is settled."""
+        route = self._subscriptions.route(event.type)
+        if is_exhausted(route.retry, event.retry_count):
+            # Its attempts ended with their processes: no failure is left to be seen here.
+            await self._bury(event)
+            return None
+        failure = await self._attempts.run(event, route)
+        if failure is not None:
+            return await self._fail(event, route, failure)
+        counters = self.counters.of(event.type)
+        counters.event_count += 1
+        if event.retry_count:
+            counters.success_after_retry_count += 1
+        self._queue.finish(_sequence(event))
+        self._settle(event)
+        return None
+
+    async def _fail(self, event: Event, route: Route, failure: Failure) -> Retry | None:
+        attempt = event.retry_count + 1
+        is_dead = is_exhausted(route.retry, attempt)
+        delay = 0.0 if is_dead else retry_delay(route.retry, attempt, self._noise())
+        _log_failure(event, failure, attempt, route.retry.max_retries + 1, delay)
+        errors = msgspec.json.encode([*event.errors, failure.error]).decode()
+        failed = msgspec.structs.replace(event, retry_count=attempt, last_error=errors)
+        if is_dead:
+            await self._bury(failed)
+            return None
+        await self._record(lambda: self._queue.fail(_sequence(event), attempt, errors))
+        return Retry(failed, delay)
+
+    async def _bury(self, event: Event) -> None:
+        await self._record(lambda: self._queue.bury(_sequence(event), event.retry_count, event.last_error))
+        counters = self.counters.of(event.type)
+        counters.event_count += 1
+        counters.dead_letter_count += 1
+        logger.error(
+            "event %s (%s) is a dead letter after %d attempts",
+            event.id,
+            event.type,
+            event.retry_count,
+            extra={"event_id": event.id, "event_type": event.type, "attempt": event.retry_count},
+        )
+        self._settle(event)
+
+    async def _record(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Write until the store takes it: what happened to an event must not be forgotten."""
+        failure_count = 0
+        while True:
+            try:
+                return await write()
+            except StoreClosedError:
+                raise
+            except StoreError as error:
+                failure_count += 1
+                logger.error("can't record the outcome of an attempt, trying again: %s", error)
+                await self._clock.sleep(retry_delay(_STORE_RETRY, failure_count, self._noise()))
+
+    def _settle(self, event: Event) -> None:
+        self._in_flight.pop(_sequence(event), None)
+        if not self._in_flight:
+            self._idle.set()
+
+
+def _sequence(event: Event) -> GlobalSequence:
+    sequence = event.global_sequence
+    assert sequence is not None, "only stored events are dispatched"
+    return sequence
+
+
+def _log_failure(event: Event, failure: Failure, attempt: int, max_attempts: int, delay: float) -> None:
+    logger.warning(
+        "attempt %d of %d failed for event %s (%s): %s",
+        attempt,
+        max_attempts,
+        event.id,
+        event.type,
+        failure.error,
+        extra={
+            "event_id": event.id,
+            "event_type": event.type,
+            "subscription_id": failure.subscription_id,
+            "attempt": attempt,
+            "max_attempts": max_attempts,
+            "delay_ms": round(delay * 1000),
+            "error": failure.error,
+        },
+    )

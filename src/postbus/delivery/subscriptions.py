@@ -1,0 +1,109 @@
+"""Which handlers match an event, and under which retry policy."""
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from postbus.config import RetryPolicy
+from postbus.delivery.gate import Gate
+from postbus.errors import InvalidHandlerError
+from postbus.events import Event, SubscriptionRow
+from postbus.policy.patterns import matches
+from postbus.policy.retry import most_permissive
+
+Handler = Callable[[Event], Awaitable[object] | object]
+
+# Types with ids inside ("order.123.shipped") must not fill the memory.
+_MOST_ROUTES = 10_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subscription:
+    """A handler that lives with this process."""
+
+    id: str
+    pattern: str
+    handler: Handler
+    is_async: bool
+    timeout: float
+    retry: RetryPolicy
+    gate: Gate
+    created_at: datetime
+
+    def as_row(self) -> SubscriptionRow:
+        """What a store keeps of it."""
+        return SubscriptionRow(id=self.id, event_type=self.pattern, created_at=self.created_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The handlers of one event type, in the order of their subscription."""
+
+    subscriptions: tuple[Subscription, ...]
+    retry: RetryPolicy
+
+
+class Subscriptions:
+    """All handlers of a bus."""
+
+    def __init__(self, retry: RetryPolicy) -> None:
+        self._retry = retry
+        self._by_id: dict[str, Subscription] = {}
+        self._routes: dict[str, Route] = {}
+
+    def __iter__(self) -> "Any":
+        return iter(tuple(self._by_id.values()))
+
+    def add(self, subscription: Subscription) -> None:
+        """From now on its handler gets what matches."""
+        self._by_id[subscription.id] = subscription
+        self._routes = {}
+
+    def remove(self, subscription_id: str) -> Subscription | None:
+        """The handler gets nothing more; None if there is no such subscription."""
+        self._routes = {}
+        return self._by_id.pop(subscription_id, None)
+
+    def route(self, event_type: str) -> Route:
+        """The handlers that match, and the most permissive of their policies."""
+        route = self._routes.get(event_type)
+        return route if route is not None else self._find_route(event_type)
+
+    def _find_route(self, event_type: str) -> Route:
+        found = tuple(s for s in self._by_id.values() if matches(s.pattern, event_type))
+        route = Route(found, most_permissive([s.retry for s in found]) if found else self._retry)
+        if len(self._routes) >= _MOST_ROUTES:
+            self._routes = {}
+        self._routes[event_type] = route
+        return route
+
+
+def is_async_handler(handler: Handler) -> bool:
+    """Whether calling it gives a coroutine; anything else runs in a thread."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def check_handler(handler: object) -> Handler:
+    """Refuse what can't be called with one event."""
+    if not callable(handler):
+        raise InvalidHandlerError(f"handler {handler!r} can't be called; expected a function that takes one event")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return handler  # some built-ins have no signature to check
+    try:
+        signature.bind(object())
+    except TypeError:
+        raise InvalidHandlerError(
+            f"handler {getattr(handler, '__qualname__', handler)!s}{signature} can't be called with one event; "
+            "expected a function that takes exactly one event"
+        ) from None
+    return handler
+
+
+RetryOverride = RetryPolicy | Mapping[str, float] | None

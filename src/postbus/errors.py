@@ -1,0 +1,180 @@
+"""Every exception of postbus.
+
+PostbusError
+├── EventBusShutdownError      the bus was shut down: make a new one
+├── BusLoopError               the bus belongs to another event loop or process
+├── InvalidPayloadError        the payload is not JSON: nothing was stored
+├── InvalidMetadataError       metadata is not a dict of strings: nothing was stored
+├── InvalidEventTypeError      the event type is not a dotted name
+├── InvalidEventIdError        the event id is not a usable string
+├── InvalidPatternError        the subscription pattern is not a dotted name with "*" segments
+├── InvalidHandlerError        the handler is not a callable that takes one event
+├── InvalidConfigError         a setting is out of its range
+├── InvalidTargetError         the target is no path, URL or store
+├── InvalidPageError           limit, offset or age is out of its range
+├── EventNotFoundError         no event has this id
+├── NotADeadLetterError        the event is not a dead letter
+└── StoreError                 the database refused or failed
+    ├── StoreClosedError       the store was closed
+    ├── StoreBusyError         another process held the database for too long
+    ├── StoreFullError         the disk is full: nothing was stored
+    ├── StoreReadOnlyError     the file, its folder or its filesystem can't be written
+    ├── NotADatabaseError      the path is no SQLite database
+    ├── SchemaTooNewError      the file was written by a newer postbus
+    └── DuplicateEventIdError  the id factory gave an id that is taken
+"""
+
+
+class PostbusError(Exception):
+    """Whatever postbus raises on purpose; catch this to catch all of it."""
+
+
+class EventBusShutdownError(PostbusError):
+    """The bus was shut down and takes no new work: make a new EventBus on the same target."""
+
+    def __init__(self, action: str) -> None:
+        super().__init__(f"cannot {action}: this bus was shut down; make a new EventBus on the same target")
+        self.action = action
+
+
+class BusLoopError(PostbusError):
+    """A bus lives in one event loop of one process: make one bus for each."""
+
+
+class InvalidPayloadError(PostbusError):
+    """The payload is not JSON. Nothing was stored; convert the value that *path* names."""
+
+    def __init__(self, found: str, expected: str, path: str = "payload") -> None:
+        super().__init__(f"{path} {found}; expected {expected}; nothing was stored")
+        self.found, self.expected, self.path = found, expected, path
+
+
+class InvalidMetadataError(PostbusError):
+    """Metadata is a dict of strings. Nothing was stored."""
+
+
+class InvalidEventTypeError(PostbusError):
+    """An event type is a name of dot-separated segments, such as "order.placed"."""
+
+    def __init__(self, event_type: object, reason: str) -> None:
+        super().__init__(
+            f"event type {_shorten(event_type)} {reason}; "
+            'expected dot-separated names such as "order.placed"; nothing was stored'
+        )
+        self.event_type, self.reason = event_type, reason
+
+
+class InvalidEventIdError(PostbusError):
+    """An event id is a string of 1 to 255 printable characters. Nothing was stored."""
+
+    def __init__(self, event_id: object, reason: str) -> None:
+        super().__init__(
+            f"event id {_shorten(event_id)} {reason}; "
+            "expected a string of 1 to 255 printable characters; nothing was stored"
+        )
+        self.event_id, self.reason = event_id, reason
+
+
+class InvalidPatternError(PostbusError):
+    """A pattern is an event type in which "*" may stand for whole segments."""
+
+    def __init__(self, pattern: object, reason: str) -> None:
+        super().__init__(
+            f"pattern {_shorten(pattern)} {reason}; "
+            'expected an event type in which "*" may stand for exactly one segment, '
+            'such as "order.*", or a lone "*" for every event'
+        )
+        self.pattern, self.reason = pattern, reason
+
+
+class InvalidHandlerError(PostbusError):
+    """A handler is a function, sync or async, that takes one event."""
+
+
+class InvalidConfigError(PostbusError):
+    """A setting is out of its range."""
+
+    def __init__(self, name: str, found: object, expected: str) -> None:
+        super().__init__(f"{name} is {_shorten(found)}; expected {expected}")
+        self.name, self.found, self.expected = name, found, expected
+
+
+class InvalidTargetError(PostbusError):
+    """The target of a bus is a path, a URL or a store."""
+
+    def __init__(self, target: object, reason: str) -> None:
+        super().__init__(
+            f"target {_shorten(target)} {reason}; "
+            'expected a path such as "events.db", a URL such as "sqlite:///events.db", '
+            '"memory:" or a store'
+        )
+        self.target, self.reason = target, reason
+
+
+class InvalidPageError(PostbusError):
+    """A limit, an offset or an age is out of its range."""
+
+    def __init__(self, name: str, found: object, expected: str) -> None:
+        super().__init__(f"{name} is {_shorten(found)}; expected {expected}")
+        self.name, self.found, self.expected = name, found, expected
+
+
+class EventNotFoundError(PostbusError):
+    """No event has this id: it was never stored here, or it was purged."""
+
+    def __init__(self, event_id: str) -> None:
+        super().__init__(f"no event has the id {event_id!r} in this store; check the id and the store's path")
+        self.event_id = event_id
+
+
+class NotADeadLetterError(PostbusError):
+    """The event exists and is not a dead letter, so there is nothing to retry."""
+
+    def __init__(self, event_id: str, status: str) -> None:
+        super().__init__(f"event {event_id!r} is {status!r}, not a dead letter; only dead letters can be retried")
+        self.event_id, self.status = event_id, status
+
+
+class StoreError(PostbusError):
+    """The database refused or failed; the message carries its words."""
+
+
+class StoreClosedError(StoreError):
+    """The store was closed: open a new one."""
+
+
+class StoreBusyError(StoreError):
+    """Another process held the database for longer than we wait. Nothing was stored: try again."""
+
+
+class StoreFullError(StoreError):
+    """The disk or the database is full. Nothing was stored: make room and publish again."""
+
+
+class StoreReadOnlyError(StoreError):
+    """The file, its folder or its filesystem can't be written by this process."""
+
+
+class NotADatabaseError(StoreError):
+    """The path is no SQLite database: it is another kind of file, or a directory."""
+
+
+class SchemaTooNewError(StoreError):
+    """A newer postbus wrote this file: upgrade postbus; the file was left as it is."""
+
+    def __init__(self, path: str, found: int, known: int) -> None:
+        super().__init__(
+            f"{path} has schema version {found} and this postbus knows up to {known}; "
+            "upgrade postbus; the file was left as it is"
+        )
+        self.path, self.found, self.known = path, found, known
+
+
+class DuplicateEventIdError(StoreError):
+    """The id factory gave an id that is already stored. Nothing was stored: give unique ids."""
+
+
+def _shorten(value: object, limit: int = 80) -> str:
+    """What was found, fit for one line of a message."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"

@@ -1,0 +1,1 @@
+"""Rules: plain values in, plain values out; nothing here waits, reads a clock or touches a store."""

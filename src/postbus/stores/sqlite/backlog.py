@@ -1,0 +1,95 @@
+"""Stored events that no publisher is waiting for, in SQLite."""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from postbus.events import Event, GlobalSequence
+from postbus.ports import Clock
+from postbus.stores.named_queries import load_queries
+from postbus.stores.sqlite.access import FileAccess
+from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
+from postbus.stores.sqlite.rows import COLUMNS, event_from_row, moment_to_text
+from postbus.stores.sqlite.writer import to_json_array
+
+_QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
+_READ_PENDING = _QUERIES["read_pending"].format(columns=COLUMNS)
+
+
+class SQLiteBacklog:
+    """The Backlog port, and the look-out for what other processes write."""
+
+    def __init__(self, file: FileAccess, clock: Clock, lock: FileDispatchLock) -> None:
+        self._file, self._clock, self._lock = file, clock, lock
+        self._on_change: Callable[[], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._data_version = 0
+
+    async def recover(self, error: str) -> int:
+        """Put what an ended process left in processing back to pending, as a failed attempt."""
+        values = (self._now(), error)
+        return await self._file.write(
+            lambda connection: connection.execute(_QUERIES["recover_events"], values).rowcount
+        )
+
+    async def pending(self, after: GlobalSequence, limit: int) -> list[Event]:
+        """Pending events with a higher sequence number, in order."""
+        rows = await self._file.read_committed(
+            lambda connection: connection.execute(_READ_PENDING, (after, limit)).fetchall()
+        )
+        return [event_from_row(row) for row in rows]
+
+    async def claim(self, sequences: Sequence[GlobalSequence]) -> set[GlobalSequence]:
+        """Move pending events to processing; those that still were pending."""
+        values = (self._now(), to_json_array(sequences))
+        rows = await self._file.write(
+            lambda connection: connection.execute(_QUERIES["claim_events"], values).fetchall()
+        )
+        return {GlobalSequence(sequence) for (sequence,) in rows}
+
+    async def settle_pending(self, sequences: Sequence[GlobalSequence]) -> int:
+        """Mark pending events done unseen."""
+        values = (self._now(), to_json_array(sequences))
+        return await self._file.write(
+            lambda connection: connection.execute(_QUERIES["settle_pending_events"], values).rowcount
+        )
+
+    def watch(self, on_change: Callable[[], None] | None) -> None:
+        """Call *on_change* in this event loop when events may have become pending, or the owner gone."""
+        self._on_change = on_change
+        self._loop = None if on_change is None else asyncio.get_running_loop()
+
+    def announce(self) -> None:
+        """This process made events pending."""
+        if self._on_change is not None:
+            self._on_change()
+
+    def begin_watching(self, connection: sqlite3.Connection) -> None:
+        """Look through this connection: SQLite's data_version tells of the others' commits only."""
+        self._connection = connection
+        self._data_version = self._read_data_version()
+
+    def look(self) -> None:
+        """Called by the writer's thread now and then: it costs a few microseconds."""
+        on_change, loop = self._on_change, self._loop
+        if on_change is None or loop is None:
+            return
+        has_become_owner = not self._lock.is_held and self._lock.try_acquire()
+        version = self._read_data_version()
+        if version != self._data_version or has_become_owner:
+            self._data_version = version
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(on_change)
+
+    def _read_data_version(self) -> int:
+        if self._connection is None:
+            return 0
+        try:
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        except sqlite3.Error:
+            return self._data_version
+
+    def _now(self) -> str:
+        return moment_to_text(self._clock.now())

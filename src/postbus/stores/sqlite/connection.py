@@ -1,0 +1,97 @@
+"""Opens the SQLite file the way postbus needs it, and says in our words what SQLite refuses."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from postbus.errors import (
+    DuplicateEventIdError,
+    NotADatabaseError,
+    StoreBusyError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+)
+
+# How long SQLite itself waits for another process before we look whether to go on waiting.
+_BUSY_SECONDS = 1.0
+
+
+def open_connection(path: Path, synchronous: str, *, read_only: bool = False) -> sqlite3.Connection:
+    """A connection in WAL mode on which every transaction is begun and ended by hand."""
+    with translated_errors(path):
+        _check_path(path)
+        connection = sqlite3.connect(
+            path,
+            timeout=_BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            # One statement for each size of a group of inserts.
+            cached_statements=512,
+        )
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
+            # Before 3.51.3 two connections that checkpoint at once can corrupt the file,
+            # so nobody does it in passing: the writer of the owner does it on purpose.
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            if read_only:
+                connection.execute("PRAGMA query_only = 1")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+@contextmanager
+def translated_errors(path: Path) -> Iterator[None]:
+    """Raise SQLite's errors as StoreErrors that say what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translate(error, path) from error
+
+
+def _check_path(path: Path) -> None:
+    # Only questions about names: opening the file ourselves and closing it again would
+    # drop the POSIX locks of every SQLite connection that this process has on it.
+    if path.is_dir():
+        raise NotADatabaseError(f"{path} is a directory; expected the path of a file, such as {path / 'events.db'}")
+    if not path.parent.is_dir():
+        raise StoreError(f"{path} can't be opened: its folder does not exist; create the folder first")
+
+
+def _translate(error: sqlite3.Error, path: Path) -> StoreError:
+    words = f"SQLite says: {error}"
+    code = getattr(error, "sqlite_errorcode", 0)
+    match code & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return StoreFullError(f"no room left for {path}; nothing was stored; make room and try again; {words}")
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StoreBusyError(f"another connection holds {path}; nothing was stored; try again; {words}")
+        case sqlite3.SQLITE_NOTADB:
+            return NotADatabaseError(f"{path} is not a SQLite database; check the path; the file was left as it is")
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            return _read_only(path, words)
+        case sqlite3.SQLITE_CANTOPEN:
+            if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+                return _read_only(path, words)
+            return StoreError(f"{path} can't be opened; check the path and its permissions; {words}")
+        case sqlite3.SQLITE_CORRUPT:
+            return StoreError(f"{path} is damaged; restore it from a backup or run SQLite's .recover; {words}")
+        case sqlite3.SQLITE_CONSTRAINT if code == sqlite3.SQLITE_CONSTRAINT_UNIQUE:
+            return DuplicateEventIdError(
+                f"an event with the same id is stored in {path} already; nothing was stored; "
+                f"give an id_factory whose ids are unique; {words}"
+            )
+        case _:
+            return StoreError(f"{path}: {words}")
+
+
+def _read_only(path: Path, words: str) -> StoreReadOnlyError:
+    return StoreReadOnlyError(
+        f"{path} can't be written; postbus needs to write the file and its folder "
+        f"(SQLite keeps -wal and -shm files beside it); nothing was stored; {words}"
+    )

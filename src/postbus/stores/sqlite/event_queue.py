@@ -1,0 +1,51 @@
+"""Events on their way through the in-process handlers, in SQLite."""
+
+import asyncio
+from collections.abc import Sequence
+
+from postbus.errors import StoreError
+from postbus.events import Draft, GlobalSequence
+from postbus.ports import Clock, OnStored
+from postbus.stores.named_queries import load_queries
+from postbus.stores.sqlite.access import FileAccess
+from postbus.stores.sqlite.rows import moment_to_text
+from postbus.stores.sqlite.writer import to_json_array
+
+_QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
+
+
+class SQLiteEventQueue:
+    """The EventQueue port."""
+
+    def __init__(self, file: FileAccess, clock: Clock) -> None:
+        self._file, self._clock = file, clock
+
+    def add(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
+        """Store the drafts in the next commit, all or none."""
+        try:
+            self._file.writer.insert(drafts, on_stored)
+        except StoreError as error:
+            asyncio.get_running_loop().call_soon(on_stored, (), error)
+
+    def finish(self, sequence: GlobalSequence) -> None:
+        """Mark a processing event done in some commit soon."""
+        self._file.writer.finish(sequence)
+
+    async def fail(self, sequence: GlobalSequence, retry_count: int, last_error: str) -> None:
+        """Record one more failed attempt."""
+        values = (retry_count, last_error, self._now(), sequence)
+        await self._file.write(lambda connection: connection.execute(_QUERIES["fail_event"], values))
+
+    async def bury(self, sequence: GlobalSequence, retry_count: int, last_error: str | None) -> None:
+        """Make it a dead letter."""
+        now = self._now()
+        values = (retry_count, last_error, now, now, sequence)
+        await self._file.write(lambda connection: connection.execute(_QUERIES["bury_event"], values))
+
+    async def release(self, sequences: Sequence[GlobalSequence]) -> None:
+        """Put them back to pending, their attempts as they are."""
+        values = (self._now(), to_json_array(sequences))
+        await self._file.write(lambda connection: connection.execute(_QUERIES["release_events"], values))
+
+    def _now(self) -> str:
+        return moment_to_text(self._clock.now())

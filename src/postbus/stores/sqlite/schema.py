@@ -1,0 +1,65 @@
+"""Brings a file's schema up to date, in one transaction, whoever else starts at the same moment."""
+
+import sqlite3
+from datetime import datetime
+from pathlib import Path
+
+from postbus.errors import NotADatabaseError, SchemaTooNewError
+from postbus.stores.named_queries import load_queries
+
+VERSION = 1
+
+_SCHEMA = load_queries("postbus.stores.sqlite", "schema.sql")
+_QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
+_SPECIFIED_COLUMNS = {
+    "id", "type", "payload", "status", "retry_count", "last_error", "metadata", "created_at", "updated_at",
+}  # fmt: skip
+
+
+def migrate(connection: sqlite3.Connection, path: Path, now: datetime) -> None:
+    """Create or upgrade the tables; refuse a file that is newer than this program. Idempotent."""
+    if _is_up_to_date(connection, path):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute(_SCHEMA["create_schema_versions"])
+        # Asked again under the lock: another process may have migrated meanwhile.
+        if not _is_up_to_date(connection, path):
+            _create_tables(connection, path)
+            connection.execute(_QUERIES["record_schema_version"], (VERSION, now.isoformat()))
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _is_up_to_date(connection: sqlite3.Connection, path: Path) -> bool:
+    if not _columns(connection, "postbus_schema"):
+        return False
+    (found,) = connection.execute(_QUERIES["schema_version"]).fetchone()
+    if found is not None and found > VERSION:
+        raise SchemaTooNewError(str(path), found, VERSION)
+    return found is not None
+
+
+def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
+    present = _columns(connection, "events")
+    if present and not present >= _SPECIFIED_COLUMNS:
+        raise NotADatabaseError(
+            f"{path} has a table named events that is not ours (columns {', '.join(sorted(present))}); "
+            "give postbus a file of its own; the file was left as it is"
+        )
+    if present:
+        connection.execute(_QUERIES["set_old_events_aside"])
+        for name in ("idx_events_status", "idx_events_type"):
+            connection.execute(f"DROP INDEX IF EXISTS {name}")
+    for statement in _SCHEMA.values():
+        if present and statement == _SCHEMA["count_dead_letters_present"]:
+            connection.execute(_QUERIES["take_over_old_events"])
+            connection.execute(_QUERIES["drop_old_events"])
+        if statement != _SCHEMA["create_schema_versions"]:
+            connection.execute(statement)
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
+    return {name for (name,) in connection.execute(_QUERIES["columns_of_table"], (table,))}

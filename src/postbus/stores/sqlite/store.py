@@ -1,0 +1,148 @@
+"""SQLiteStore: one file, one writing thread, one reading thread, seen through the ports."""
+
+import asyncio
+import atexit
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self, TypeVar
+
+from postbus.clock import SystemClock
+from postbus.errors import EventNotFoundError, InvalidConfigError, StoreClosedError
+from postbus.events import Event
+from postbus.ports import Clock
+from postbus.stores.named_queries import load_queries
+from postbus.stores.sqlite.backlog import SQLiteBacklog
+from postbus.stores.sqlite.connection import open_connection, translated_errors
+from postbus.stores.sqlite.dead_letters import SQLiteDeadLetters
+from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
+from postbus.stores.sqlite.event_queue import SQLiteEventQueue
+from postbus.stores.sqlite.rows import COLUMNS, event_from_row
+from postbus.stores.sqlite.schema import migrate
+from postbus.stores.sqlite.subscriptions import SQLiteSubscriptionTable
+from postbus.stores.sqlite.writer import Writer
+
+_QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
+_READ_EVENT = _QUERIES["read_event"].format(columns=COLUMNS)
+_DURABILITY = ("FULL", "NORMAL", "EXTRA")
+
+T = TypeVar("T")
+
+
+class SQLiteStore:
+    """Events in a SQLite file.
+
+    *synchronous* is SQLite's own setting: "FULL" (the default) has every published event
+    on disk before publish returns; "NORMAL" survives a killed process, not a power cut.
+    """
+
+    def __init__(self, path: str | Path, *, synchronous: str = "FULL", clock: Clock | None = None) -> None:
+        if synchronous.upper() not in _DURABILITY:
+            raise InvalidConfigError("synchronous", synchronous, f"one of {', '.join(_DURABILITY)}")
+        self.path = Path(path)
+        self._synchronous = synchronous.upper()
+        self._clock: Clock = clock or SystemClock()
+        self._opening = asyncio.Lock()
+        self._writer: Writer | None = None
+        self._was_closed = False
+        self._reader: ThreadPoolExecutor | None = None
+        self._reading: sqlite3.Connection | None = None
+        self.dispatch_lock = FileDispatchLock(self.path)
+        self.queue = SQLiteEventQueue(self, self._clock)
+        self.backlog = SQLiteBacklog(self, self._clock, self.dispatch_lock)
+        self.subscriptions = SQLiteSubscriptionTable(self)
+        self.dead_letters = SQLiteDeadLetters(self, self._clock, self.backlog.announce)
+
+    async def open(self) -> None:
+        """Open or create the file and bring its schema up to date. Idempotent."""
+        async with self._opening:
+            if self._writer is None:
+                writing = await asyncio.to_thread(self._open_connection)
+                self.backlog.begin_watching(writing)
+                self._writer = Writer(
+                    self.path, writing, self._clock, self.backlog.look, lambda: self.dispatch_lock.is_held
+                )
+                self._reader = ThreadPoolExecutor(1, f"postbus reader {self.path.name}")
+                self._was_closed = False
+                atexit.register(self._close_files)
+
+    async def close(self) -> None:
+        """Write what is waiting, let the dispatch go and close. Idempotent."""
+        async with self._opening:
+            self.backlog.watch(None)
+            self._was_closed = True
+            await asyncio.to_thread(self._close_files)
+
+    async def get(self, event_id: str) -> Event:
+        """The event with this id. EventNotFoundError."""
+        row = await self.read(lambda connection: connection.execute(_READ_EVENT, (event_id,)).fetchone())
+        if row is None:
+            raise EventNotFoundError(event_id)
+        return event_from_row(row)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    @property
+    def writer(self) -> Writer:
+        """The writing thread of an open store."""
+        if self._writer is None:
+            raise StoreClosedError(f"the store on {self.path} is closed; await store.open() first")
+        return self._writer
+
+    async def write(self, run: Callable[[sqlite3.Connection], T]) -> T:
+        """Run something inside a transaction, opening the store on first use."""
+        await self._open_on_first_use()
+        return await self.writer.call(run)
+
+    async def read(self, run: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a query beside the writer, after what this process has written so far."""
+        await self._open_on_first_use()
+        await self.writer.flush()
+        return await self.read_committed(run)
+
+    async def read_committed(self, run: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a query beside the writer on what is committed at this moment."""
+        await self._open_on_first_use()
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._read, run)
+
+    async def _open_on_first_use(self) -> None:
+        # Not again after close(): a handler that outlives its bus must not open the file behind its back.
+        if self._writer is None and not self._was_closed:
+            await self.open()
+
+    def _read(self, run: Callable[[sqlite3.Connection], T]) -> T:
+        if self._writer is None:
+            raise StoreClosedError(f"the store on {self.path} is closed; await store.open() first")
+        with translated_errors(self.path):
+            if self._reading is None:
+                self._reading = open_connection(self.path, self._synchronous, read_only=True)
+            return run(self._reading)
+
+    def _open_connection(self) -> sqlite3.Connection:
+        connection = open_connection(self.path, self._synchronous)
+        try:
+            with translated_errors(self.path):
+                migrate(connection, self.path, self._clock.now())
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _close_files(self) -> None:
+        atexit.unregister(self._close_files)
+        writer, self._writer = self._writer, None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.shutdown()
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+        if writer is not None:
+            writer.close()
+        self.dispatch_lock.release()

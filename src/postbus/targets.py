@@ -1,0 +1,46 @@
+"""What a bus is opened on: a path, a URL or a store."""
+
+import os
+from pathlib import Path
+
+from postbus.errors import InvalidTargetError
+from postbus.ports import Clock, Store
+from postbus.stores.memory import InMemoryStore
+from postbus.stores.sqlite import SQLiteStore
+
+_SQLITE = "sqlite://"
+_MEMORY = "memory:"
+
+
+def store_for(target: "str | os.PathLike[str] | Store", clock: Clock) -> Store:
+    """The store that a target names.
+
+    "events.db" and "sqlite:///events.db" are files in the current folder,
+    "sqlite:////var/lib/events.db" is an absolute path, "memory:" lives with the bus.
+    """
+    if isinstance(target, str):
+        return _store_for_text(target, clock)
+    if isinstance(target, os.PathLike):
+        return SQLiteStore(Path(target), clock=clock)
+    if hasattr(target, "queue") and hasattr(target, "backlog"):
+        return target
+    raise InvalidTargetError(target, f"is of type {type(target).__qualname__}")
+
+
+def _store_for_text(target: str, clock: Clock) -> Store:
+    if target == _MEMORY:
+        return InMemoryStore(clock=clock)
+    if target == ":memory:":
+        raise InvalidTargetError(target, 'is not kept by SQLite beyond one connection; use "memory:" for tests')
+    if "\0" in target:
+        raise InvalidTargetError(target, "contains a NUL character")
+    if target.startswith(_SQLITE):
+        host, slash, path = target.removeprefix(_SQLITE).partition("/")
+        if host or not slash or not path:
+            raise InvalidTargetError(target, "names no file: three slashes and a path are needed")
+        return SQLiteStore(Path(path), clock=clock)
+    if "://" in target:
+        raise InvalidTargetError(target, f"has the scheme {target.partition('://')[0]!r}, which is not known")
+    if not target:
+        raise InvalidTargetError(target, "is empty")
+    return SQLiteStore(Path(target), clock=clock)

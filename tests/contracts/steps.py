@@ -1,0 +1,87 @@
+"""What every contract test does first: make drafts, store them, bring them into a status."""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from postbus.errors import StoreError
+from postbus.events import Draft, EventStatus, GlobalSequence
+from postbus.ports import Store
+
+NOON = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+def make_draft(
+    event_type: str = "order.placed",
+    payload: object = None,
+    *,
+    id: str | None = None,
+    status: EventStatus = EventStatus.PROCESSING,
+    created_at: datetime = NOON,
+    metadata: dict[str, str] | None = None,
+    is_idempotent: bool = False,
+) -> Draft:
+    """A draft as publish would make it."""
+    return Draft(
+        id=id if id is not None else str(uuid.uuid4()),
+        type=event_type,
+        payload_json=msgspec.json.encode(payload),
+        metadata=metadata,
+        created_at=created_at,
+        status=status,
+        is_idempotent=is_idempotent,
+    )
+
+
+def start_adding(store: Store, *drafts: Draft) -> asyncio.Future[list[GlobalSequence | None]]:
+    """Call add; the future has one sequence number for each draft, or the error."""
+    stored: asyncio.Future[list[GlobalSequence | None]] = asyncio.get_running_loop().create_future()
+
+    def on_stored(sequences: Sequence[int | None], error: StoreError | None) -> None:
+        if error is None:
+            stored.set_result([None if number is None else GlobalSequence(number) for number in sequences])
+        else:
+            assert list(sequences) == []
+            stored.set_exception(error)
+
+    store.queue.add(drafts, on_stored)
+    return stored
+
+
+async def add(store: Store, *drafts: Draft) -> list[GlobalSequence | None]:
+    """Store the drafts; one sequence number for each."""
+    async with asyncio.timeout(30):
+        return await start_adding(store, *drafts)
+
+
+async def add_new(store: Store, draft: Draft) -> GlobalSequence:
+    """Store one draft whose id is not taken."""
+    (sequence,) = await add(store, draft)
+    assert sequence is not None
+    return sequence
+
+
+async def add_in_status(store: Store, status: EventStatus, draft: Draft) -> GlobalSequence:
+    """Store one draft and lead it to *status* the way a dispatcher does."""
+    is_pending = status is EventStatus.PENDING
+    first = EventStatus.PENDING if is_pending else EventStatus.PROCESSING
+    sequence = await add_new(store, msgspec.structs.replace(draft, status=first))
+    if status is EventStatus.DONE:
+        store.queue.finish(sequence)
+    elif status is EventStatus.DLQ:
+        await store.queue.bury(sequence, 4, '["first","second","third","fourth"]')
+    assert (await store.get(draft.id)).status is status
+    return sequence
+
+
+async def add_dead_letter(store: Store, draft: Draft) -> GlobalSequence:
+    """Store one draft and make it a dead letter."""
+    return await add_in_status(store, EventStatus.DLQ, draft)
+
+
+async def status_of(store: Store, draft: Draft) -> EventStatus:
+    """Where the event of this draft stands."""
+    return (await store.get(draft.id)).status
