@@ -21,6 +21,7 @@ from postbus.config import (
 from postbus.delivery.attempts import Attempts
 from postbus.delivery.backlog_lane import BacklogLane
 from postbus.delivery.counters import RetryCounters
+from postbus.delivery.couriers import Couriers
 from postbus.delivery.dispatcher import Dispatcher
 from postbus.delivery.drafts import Drafts
 from postbus.delivery.gate import Gate
@@ -90,16 +91,22 @@ class EventBus:
         self._store = store_for(target, self._clock)
         self._subscriptions = Subscriptions(self._retry)
         self._attempts = Attempts(self._clock)
-        self._dispatcher = Dispatcher(self._store.queue, self._subscriptions, self._attempts, self._clock, noise)
+        self._dispatcher = Dispatcher(
+            self._store.queue, self._subscriptions, self._attempts, self._clock, noise
+        )
+        self._couriers = Couriers()
         self._lane = BacklogLane(
             self._store.backlog,
             self._store.dispatch_lock,
             self._store.subscriptions,
             self._dispatcher,
+            self._couriers,
             self._subscriptions,
             self._clock,
         )
-        self._publisher = Publisher(self._store.queue, self._subscriptions, self._dispatcher, self._lane)
+        self._publisher = Publisher(
+            self._store.queue, self._subscriptions, self._dispatcher, self._couriers, self._lane
+        )
         self._drafts = Drafts(self._publisher.status_for, self._clock, id_factory, max_payload_bytes)
         self._dlq = DLQInspector(self._store, clock=self._clock)
         self._changing = asyncio.Lock()
@@ -120,7 +127,7 @@ class EventBus:
 
     @property
     def counters(self) -> Mapping[str, RetryCounters]:
-        """Events, retries, successes after a retry and dead letters of each event type, since this bus was made."""
+        """Events, retries, successes after a retry, dead letters: by event type, since this bus was made."""
         return self._dispatcher.counters.snapshot()
 
     async def start(self) -> None:
@@ -144,9 +151,11 @@ class EventBus:
                 await self._store.close()
                 return
             self._loop = None
+            self._attempts.begin_stopping()
             self._lane.stop()
             if not await self._drain():
                 await self._give_back()
+            await self._couriers.cancel_all()
             self._attempts.stop()
             await self._store.close()
 
@@ -164,7 +173,8 @@ class EventBus:
         Returns after the event is durable and, unless *wait* is false, its handlers have finished
         (in success or as a dead letter). Publishing the same *event_id* again stores nothing.
         """
-        await self._ready("publish")
+        if self._loop is not asyncio.get_running_loop():
+            await self._ready("publish")
         draft = self._drafts.draft(type, payload, metadata, event_id, wait=wait)
         await self._publisher.publish((draft,))
         return draft.id
@@ -186,7 +196,9 @@ class EventBus:
     ) -> str: ...
 
     @overload
-    def subscribe(self, pattern: Handler, *, timeout: float | None = None, retry: RetryOverride = None) -> str: ...
+    def subscribe(
+        self, pattern: Handler, *, timeout: float | None = None, retry: RetryOverride = None
+    ) -> str: ...
 
     def subscribe(
         self,
@@ -203,10 +215,12 @@ class EventBus:
         """
         if self._is_shut_down:
             raise EventBusShutdownError("subscribe")
+        if not isinstance(pattern, str) and handler is None:
+            handler, pattern = pattern, "*"
         if handler is None:
-            if isinstance(pattern, str):
-                raise InvalidHandlerError(f"no handler was given for {pattern!r}; expected subscribe(pattern, handler)")
-            pattern, handler = "*", pattern
+            raise InvalidHandlerError(
+                f"no handler was given for {pattern!r}; expected subscribe(pattern, handler)"
+            )
         subscription = self._make_subscription(check_pattern(pattern), handler, timeout, retry)
         self._subscriptions.add(subscription)
         self._lane.wake_for_new_handler()
@@ -257,7 +271,7 @@ class EventBus:
             await self.start()
         elif self._loop is not asyncio.get_running_loop():
             raise BusLoopError(
-                f"cannot {action}: this bus was started in another event loop; make one bus for each event loop"
+                f"cannot {action}: this bus was started in another event loop; make a bus for each event loop"
             )
 
     def _make_subscription(
@@ -279,7 +293,7 @@ class EventBus:
     async def _drain(self) -> bool:
         """Whether everything in flight came to its end within shutdown_timeout."""
         draining = asyncio.ensure_future(self._finish_in_flight())
-        limit = asyncio.ensure_future(self._clock.sleep(self._shutdown_timeout))
+        limit = asyncio.ensure_future(self._clock.until(self._clock.monotonic() + self._shutdown_timeout))
         try:
             await asyncio.wait((draining, limit), return_when=asyncio.FIRST_COMPLETED)
             return draining.done()
@@ -293,6 +307,8 @@ class EventBus:
         await self._dispatcher.wait_until_idle()
 
     async def _give_back(self) -> None:
+        await self._lane.cut_off()
+        await self._couriers.cancel_all()
         # A store that can't take it now has the events in processing: the next start recovers them.
         with contextlib.suppress(StoreError):
             count = await self._dispatcher.give_back_all()

@@ -24,3 +24,8 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Return after *seconds*."""
         await asyncio.sleep(seconds)
+
+    async def until(self, deadline: float) -> None:
+        """Return when monotonic() has reached *deadline*."""
+        while (seconds := deadline - time.monotonic()) > 0:
+            await asyncio.sleep(seconds)

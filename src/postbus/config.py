@@ -25,8 +25,14 @@ class RetryPolicy:
     jitter: float = 0.1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_retries, int) or isinstance(self.max_retries, bool) or self.max_retries < 0:
-            raise InvalidConfigError("RetryPolicy.max_retries", self.max_retries, "a whole number of 0 or more")
+        if (
+            not isinstance(self.max_retries, int)
+            or isinstance(self.max_retries, bool)
+            or self.max_retries < 0
+        ):
+            raise InvalidConfigError(
+                "RetryPolicy.max_retries", self.max_retries, "a whole number of 0 or more"
+            )
         check_number("RetryPolicy.base_delay", self.base_delay, at_least=0.0)
         check_number("RetryPolicy.max_delay", self.max_delay, at_least=0.0)
         check_number("RetryPolicy.backoff_multiplier", self.backoff_multiplier, at_least=1.0)

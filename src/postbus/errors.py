@@ -131,7 +131,9 @@ class NotADeadLetterError(PostbusError):
     """The event exists and is not a dead letter, so there is nothing to retry."""
 
     def __init__(self, event_id: str, status: str) -> None:
-        super().__init__(f"event {event_id!r} is {status!r}, not a dead letter; only dead letters can be retried")
+        super().__init__(
+            f"event {event_id!r} is {status!r}, not a dead letter; only dead letters can be retried"
+        )
         self.event_id, self.status = event_id, status
 
 

@@ -43,7 +43,19 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def errors(self) -> list[str]:
         """The message of every failed attempt, oldest first."""
-        return [] if self.last_error is None else msgspec.json.decode(self.last_error, type=list[str])
+        if self.last_error is None:
+            return []
+        try:
+            return msgspec.json.decode(self.last_error, type=list[str])
+        except msgspec.MsgspecError:
+            return [self.last_error]  # another program wrote it
+
+
+class UndecodablePayload(msgspec.Struct, frozen=True):
+    """Stands for a stored payload that is not JSON, such as one that another program wrote."""
+
+    text: str
+    reason: str
 
 
 class NewEvent(msgspec.Struct, frozen=True):

@@ -1,20 +1,31 @@
 """Event ids: time-ordered UUIDs, version 7 of RFC 9562."""
 
+import itertools
 import os
 import random
 import threading
 import time
 
-_TAIL_BITS = 74
-_LOW_MASK = (1 << 62) - 1
-_STEP_MASK = (1 << 48) - 1
-
 # Our own generator: a user's random.seed() must not make two processes give the same ids.
 # It need not be cryptographic, because an event id is a name and no secret.
 _random = random.Random()
-_lock = threading.RLock()
-# The latest id without its fixed bits: 48 bits of milliseconds and 74 bits of tail.
-_latest = 0
+_lock = threading.Lock()
+
+
+class _Series:
+    """The ids of one millisecond: a prefix that ends in 24 random bits, then a counter of 48 bits."""
+
+    __slots__ = ("millisecond", "numbers", "prefix")
+
+    def __init__(self, millisecond: int) -> None:
+        high, low = millisecond >> 16, millisecond & 0xFFFF
+        self.millisecond = millisecond
+        self.prefix = f"{high:08x}-{low:04x}-7{_random.getrandbits(12):03x}-8{_random.getrandbits(12):03x}-"
+        # Beginning in the lower half leaves room for 2**47 ids, should the clock be set far back.
+        self.numbers = itertools.count(_random.getrandbits(47))
+
+
+_series = _Series(0)
 
 
 def new_event_id() -> str:
@@ -23,28 +34,32 @@ def new_event_id() -> str:
     >>> new_event_id() < new_event_id()
     True
     """
-    global _latest
-    tail = _random.getrandbits(_TAIL_BITS)
-    value = time.time_ns() // 1_000_000 << _TAIL_BITS | tail
-    # No call within: a signal handler or a finalizer that makes an id can't come in between.
+    millisecond = time.time_ns() // 1_000_000
+    series = _series
+    if millisecond > series.millisecond:
+        series = _begin_series(millisecond)
+    # To take the next number is one step for the interpreter: threads need no lock for it.
+    return f"{series.prefix}{next(series.numbers):012x}"
+
+
+def _begin_series(millisecond: int) -> _Series:
+    global _series
+    fresh = _Series(millisecond)
+    # No call within: a signal handler that makes an id can't come in between and wait for ever.
     with _lock:
-        if value <= _latest:
-            # The same millisecond, or an earlier one. Should the tail overflow, then the
-            # millisecond is one too high, which is still in order.
-            value = _latest + (tail & _STEP_MASK) + 1
-        _latest = value
-    high, low = value >> 62, value & _LOW_MASK
-    digits = f"{(high >> 12 << 16 | 0x7000 | high & 0xFFF) << 64 | 0x2 << 62 | low:032x}"
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+        # Another thread may have begun this series, or a later one.
+        if millisecond > _series.millisecond:
+            _series = fresh
+        return _series
 
 
 def _begin_anew_in_child() -> None:
-    # A forked child inherits the generator's state and the latest id, and perhaps a lock that
-    # another thread of its parent holds: all three have to part from the parent's.
-    global _lock, _latest
-    _lock = threading.RLock()
+    # A forked child inherits the generator, the series and perhaps a lock that a thread of its
+    # parent holds; it has to part from all three, and its ids still have to grow.
+    global _lock, _series
+    _lock = threading.Lock()
     _random.seed()
-    _latest += _random.getrandbits(_TAIL_BITS - 1)
+    _series = _Series(_series.millisecond + 1)
 
 
 if hasattr(os, "register_at_fork"):

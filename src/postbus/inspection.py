@@ -36,7 +36,7 @@ class DLQInspector:
         return event
 
     async def retry(self, event_id: str) -> None:
-        """Begin anew with one dead letter: pending, no attempts, no errors. A running bus takes it up at once."""
+        """Begin anew with one dead letter: pending, no attempts, no errors. A running bus takes it up."""
         await self._store.open()
         await self._store.dead_letters.revive(event_id)
 

@@ -27,6 +27,10 @@ class Clock(Protocol):
         """Return after *seconds*."""
         ...
 
+    async def until(self, deadline: float) -> None:
+        """Return when monotonic() has reached *deadline*: a limit for others, where sleep is a wait of our own."""
+        ...
+
 
 class EventQueue(Protocol):
     """Events on their way through the in-process handlers, by status."""
@@ -128,15 +132,29 @@ class Store(Protocol):
     """One database, seen through its ports."""
 
     @property
-    def queue(self) -> EventQueue: ...
+    def queue(self) -> EventQueue:
+        """Events on their way through the handlers."""
+        ...
+
     @property
-    def backlog(self) -> Backlog: ...
+    def backlog(self) -> Backlog:
+        """Events that no publisher is waiting for."""
+        ...
+
     @property
-    def dispatch_lock(self) -> DispatchLock: ...
+    def dispatch_lock(self) -> DispatchLock:
+        """Who runs the handlers."""
+        ...
+
     @property
-    def subscriptions(self) -> SubscriptionTable: ...
+    def subscriptions(self) -> SubscriptionTable:
+        """Which handlers there are."""
+        ...
+
     @property
-    def dead_letters(self) -> DeadLetterStore: ...
+    def dead_letters(self) -> DeadLetterStore:
+        """Events that used up their attempts."""
+        ...
 
     async def open(self) -> None:
         """Open or create the database and bring its schema up to date. Idempotent."""

@@ -31,7 +31,9 @@ def _store_for_text(target: str, clock: Clock) -> Store:
     if target == _MEMORY:
         return InMemoryStore(clock=clock)
     if target == ":memory:":
-        raise InvalidTargetError(target, 'is not kept by SQLite beyond one connection; use "memory:" for tests')
+        raise InvalidTargetError(
+            target, 'is not kept by SQLite beyond one connection; use "memory:" for tests'
+        )
     if "\0" in target:
         raise InvalidTargetError(target, "contains a NUL character")
     if target.startswith(_SQLITE):

@@ -53,7 +53,7 @@ def start_adding(store: Store, *drafts: Draft) -> asyncio.Future[list[GlobalSequ
 
 async def add(store: Store, *drafts: Draft) -> list[GlobalSequence | None]:
     """Store the drafts; one sequence number for each."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(5):
         return await start_adding(store, *drafts)
 
 

@@ -44,14 +44,13 @@ class TestRecover:
 class TestPending:
     async def test_pending_events_come_in_the_order_of_their_numbers(self, store: Store) -> None:
         """Publish order, however they became pending, and whole events."""
-        for payload in range(6):
-            await add(store, make_draft(payload=payload))
-        for number in (5, 2, 4):
+        await add(store, *[make_draft(payload=payload) for payload in range(40)])
+        for number in (33, 2, 40, 8):
             await store.queue.release([GlobalSequence(number)])
-        pending = await store.backlog.pending(_START, 10)
+        pending = await store.backlog.pending(_START, 3)
 
-        assert [event.global_sequence for event in pending] == [2, 4, 5]
-        assert [event.payload for event in pending] == [1, 3, 4]
+        assert [event.global_sequence for event in pending] == [2, 8, 33]
+        assert [event.payload for event in pending] == [1, 7, 32]
         assert {event.status for event in pending} == {EventStatus.PENDING}
 
     async def test_pending_events_are_read_page_by_page(self, store: Store) -> None:
@@ -174,7 +173,7 @@ class TestWatch:
         is_called = asyncio.Event()
         store.backlog.watch(is_called.set)
         await make_pending(store)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(5):
             await is_called.wait()
 
         assert len(await store.backlog.pending(_START, 10)) == 1
@@ -187,7 +186,7 @@ class TestWatch:
         for _ in range(3):
             is_called.clear()
             await _add(store)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(5):
                 await is_called.wait()
 
         assert len(await store.backlog.pending(_START, 10)) == 3
@@ -199,7 +198,7 @@ class TestWatch:
         store.backlog.watch(is_called.set)
         store.queue.add([make_draft(status=EventStatus.PENDING)], lambda sequences, error: None)
         was_called_inside = is_called.is_set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(5):
             await is_called.wait()
 
         assert not was_called_inside
@@ -224,7 +223,7 @@ class TestWatch:
         store.backlog.watch(lambda: calls.append("old"))
         store.backlog.watch(is_called.set)
         await _add(store)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(5):
             await is_called.wait()
 
         assert calls == []

@@ -113,7 +113,9 @@ class TestRevive:
         assert (caught.value.event_id, caught.value.status) == ("alive", status.value)
         assert await store.get("alive") == before
 
-    async def test_a_revived_event_can_die_and_be_revived_again(self, store: Store, clock: ManualClock) -> None:
+    async def test_a_revived_event_can_die_and_be_revived_again(
+        self, store: Store, clock: ManualClock
+    ) -> None:
         """Its second death has its own moment."""
         draft = make_draft()
         sequence = await add_dead_letter(store, draft)
@@ -136,7 +138,9 @@ class TestReviveAll:
         pending = await store.backlog.pending(GlobalSequence(0), 10)
         assert (revived, (await store.dead_letters.page(10, 0)).total) == (3, 0)
         assert [event.global_sequence for event in pending] == [1, 2, 3]
-        assert [(event.retry_count, event.last_error, event.dlq_at) for event in pending] == [(0, None, None)] * 3
+        assert [(event.retry_count, event.last_error, event.dlq_at) for event in pending] == [
+            (0, None, None)
+        ] * 3
 
     async def test_only_those_of_the_given_type_are_revived(self, store: Store) -> None:
         """The type is compared, letter by letter."""

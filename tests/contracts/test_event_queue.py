@@ -55,7 +55,9 @@ class TestAdd:
         )
 
     @pytest.mark.parametrize("payload", _PAYLOADS, ids=lambda payload: repr(payload)[:20])
-    async def test_a_payload_reads_back_equal_and_of_the_same_type(self, store: Store, payload: object) -> None:
+    async def test_a_payload_reads_back_equal_and_of_the_same_type(
+        self, store: Store, payload: object
+    ) -> None:
         """Whatever JSON value was stored comes back."""
         draft = make_draft(payload=payload)
         await add(store, draft)
@@ -73,7 +75,9 @@ class TestAdd:
         assert (await store.get(draft.id)).metadata == metadata
 
     @pytest.mark.parametrize("status", [EventStatus.PENDING, EventStatus.PROCESSING, EventStatus.DONE])
-    async def test_an_event_starts_in_the_status_of_its_draft(self, store: Store, status: EventStatus) -> None:
+    async def test_an_event_starts_in_the_status_of_its_draft(
+        self, store: Store, status: EventStatus
+    ) -> None:
         """The publisher decides: for the owner, in flight, or with no handler to wait for."""
         draft = make_draft(status=status)
         await add(store, draft)
@@ -106,6 +110,13 @@ class TestAdd:
         assert stored == [[number] for number in range(1, 201)]
         assert answered == list(range(200))
 
+    async def test_given_and_made_ids_are_numbered_in_one_order(self, store: Store) -> None:
+        """Publish order does not depend on who chose the id."""
+        drafts = [make_draft(is_idempotent=number % 3 == 0) for number in range(30)]
+        stored = await asyncio.gather(*[start_adding(store, draft) for draft in drafts])
+
+        assert stored == [[number] for number in range(1, 31)]
+
     async def test_on_stored_is_never_called_inside_add(self, store: Store) -> None:
         """The caller can finish what it is doing before the answer comes, good or bad."""
         taken = make_draft()
@@ -128,7 +139,7 @@ class TestAdd:
             is_answered.set()
 
         store.queue.add([make_draft()], on_stored)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(5):
             await is_answered.wait()
 
         assert threads == [threading.get_ident()]
@@ -157,7 +168,7 @@ class TestAdd:
         publisher = asyncio.create_task(publish())
         await asyncio.sleep(0)
         publisher.cancel()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(5):
             await is_answered.wait()
 
         assert answers == [[1]]
@@ -232,6 +243,16 @@ class TestAddOfAnIdThatIsTaken:
         assert stored == [[1], [None], [None], [None], [None]]
         assert (await store.get("order-42")).payload == 0
 
+    async def test_a_given_and_then_a_made_id_at_once_are_a_success_and_an_error(self, store: Store) -> None:
+        """The first call is the one that is stored."""
+        given = start_adding(store, make_draft(payload="given", id="order-42", is_idempotent=True))
+        made = start_adding(store, make_draft(payload="made", id="order-42"))
+        await asyncio.wait([given, made])
+
+        assert given.result() == [1]
+        assert isinstance(made.exception(), DuplicateEventIdError)
+        assert (await store.get("order-42")).payload == "given"
+
     async def test_a_given_id_that_a_factory_made_before_is_stored_already(self, store: Store) -> None:
         """It does not matter who chose the id the first time."""
         await add(store, make_draft(payload="first", id="order-42"))
@@ -254,7 +275,10 @@ class TestAddOfAnIdThatIsTaken:
         await add(store, make_draft(id="taken"))
         with pytest.raises(DuplicateEventIdError):
             await add(
-                store, make_draft(id="before", is_idempotent=True), make_draft(id="taken"), make_draft(id="after")
+                store,
+                make_draft(id="before", is_idempotent=True),
+                make_draft(id="taken"),
+                make_draft(id="after"),
             )
 
         for event_id in ("before", "after"):
@@ -299,6 +323,22 @@ class TestMoves:
 
         assert {await status_of(store, draft) for draft in drafts} == {EventStatus.DONE}
 
+    async def test_a_finished_event_is_out_of_reach_for_the_very_next_call(self, store: Store) -> None:
+        """What is written soon comes before what is asked for later."""
+        drafts = [make_draft() for _ in range(4)]
+        numbers = [await add_new(store, draft) for draft in drafts]
+        for number in numbers:
+            store.queue.finish(number)
+        await asyncio.gather(
+            store.queue.fail(numbers[0], 1, '["late"]'),
+            store.queue.bury(numbers[1], 1, '["late"]'),
+            store.queue.release([numbers[2]]),
+            store.backlog.recover("late"),
+        )
+
+        events = [await store.get(draft.id) for draft in drafts]
+        assert [(event.status, event.retry_count) for event in events] == [(EventStatus.DONE, 0)] * 4
+
     async def test_a_failed_attempt_is_recorded_and_the_event_stays_in_processing(self, store: Store) -> None:
         """The dispatcher goes on with it; a crash now would not forget the attempt."""
         draft = make_draft()
@@ -310,7 +350,9 @@ class TestMoves:
         assert (event.status, event.retry_count, event.dlq_at) == (EventStatus.PROCESSING, 2, None)
         assert event.errors == ["boom", '"bang"']
 
-    async def test_a_buried_event_is_a_dead_letter_with_its_story(self, store: Store, clock: ManualClock) -> None:
+    async def test_a_buried_event_is_a_dead_letter_with_its_story(
+        self, store: Store, clock: ManualClock
+    ) -> None:
         """It knows when it died, how often it was tried and why it failed."""
         draft = make_draft()
         sequence = await add_new(store, draft)

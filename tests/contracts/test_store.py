@@ -89,6 +89,9 @@ class TestStore:
         await store.open()
 
         assert [await store.get(draft.id) for draft in drafts] == before
+        pending = await store.backlog.pending(GlobalSequence(0), 10)
+        dead = await store.dead_letters.page(10, 0)
+        assert [event.id for event in (*pending, *dead.events)] == ["pending", "dlq"]
         assert await store.subscriptions.list() == [row]
         assert await add(store, make_draft()) == [len(drafts) + 1]
 

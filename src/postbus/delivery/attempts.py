@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from postbus.delivery.handler_threads import HandlerThreads
 from postbus.delivery.subscriptions import Route, Subscription
 from postbus.delivery.watchdog import Watchdog
+from postbus.errors import EventBusShutdownError
 from postbus.events import Event
 from postbus.ports import Clock
 
@@ -19,6 +20,8 @@ class Failure:
 
     subscription_id: str
     error: str
+    # The handler needed the bus, which takes no new work any more: not the event's fault.
+    is_by_shutdown: bool = False
 
 
 class Attempts:
@@ -28,6 +31,7 @@ class Attempts:
         self._clock = clock
         self._threads = HandlerThreads()
         self._watchdogs: dict[float, Watchdog] = {}
+        self._is_stopping = False
 
     async def run(self, event: Event, route: Route) -> Failure | None:
         """Call every handler; stop at the first that fails.
@@ -47,6 +51,10 @@ class Attempts:
                 return failure
         return None
 
+    def begin_stopping(self) -> None:
+        """The bus takes no new work: handlers that try to publish get to feel it."""
+        self._is_stopping = True
+
     def stop(self) -> None:
         """No attempt will run any more."""
         self._threads.stop()
@@ -60,23 +68,26 @@ class Attempts:
         assert task is not None
         call = watchdog.begin(task)
         error: str | None = None
+        is_by_shutdown = False
         try:
             if subscription.is_async:
                 await subscription.handler(event)  # type: ignore[misc]
             else:
                 await self._call_in_thread(subscription, event)
-        except asyncio.CancelledError:
-            if not call.ended_by_timeout():
+        except asyncio.CancelledError as raised:
+            if not call.ended_by_timeout() and call.is_task_cancelled():
                 subscription.gate.abandon()
                 raise
+            error = describe_error(raised)
         except Exception as raised:
             error = describe_error(raised)
+            is_by_shutdown = self._is_stopping and isinstance(raised, EventBusShutdownError)
         finally:
             watchdog.end(call)
         if call.ended_by_timeout():
             error = f"TimeoutError: handler took longer than {subscription.timeout:g} s and was cancelled"
-        subscription.gate.leave(succeeded=error is None)
-        return None if error is None else Failure(subscription.id, error)
+        subscription.gate.leave(error is None)
+        return None if error is None else Failure(subscription.id, error, is_by_shutdown)
 
     async def _call_in_thread(self, subscription: Subscription, event: Event) -> None:
         result = await self._threads.run(lambda: subscription.handler(event))

@@ -6,12 +6,15 @@ so any number of them takes no more memory than a batch.
 """
 
 import asyncio
+import contextvars
 import itertools
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
+from postbus.delivery.couriers import Couriers
 from postbus.delivery.dispatcher import Dispatcher
 from postbus.delivery.subscriptions import Subscriptions
 from postbus.errors import StoreError
@@ -42,10 +45,12 @@ class BacklogLane:
         lock: DispatchLock,
         table: SubscriptionTable,
         dispatcher: Dispatcher,
+        couriers: Couriers,
         subscriptions: Subscriptions,
         clock: Clock,
     ) -> None:
-        self._backlog, self._lock, self._dispatcher = backlog, lock, dispatcher
+        self._backlog, self._lock = backlog, lock
+        self._dispatcher, self._couriers = dispatcher, couriers
         self._subscriptions, self._table, self._clock = subscriptions, table, clock
         self._written_rows: list[SubscriptionRow] | None = None
         self.is_owner = False
@@ -57,13 +62,16 @@ class BacklogLane:
         self._unhandled_count = 0
         self._seen_up_to = GlobalSequence(0)
         self._read_all_at = 0.0
+        self._alarm: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Become the owner if nobody is, recover what a crash left behind, and begin."""
         await self._try_to_own()
         self._backlog.watch(self.wake)
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="postbus backlog")
-        self._dispatcher.track(self._task)
+        # Without the context of whoever happens to start the bus: handlers run in it.
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name="postbus backlog", context=contextvars.Context()
+        )
         self.wake()
 
     def wake(self) -> None:
@@ -81,6 +89,12 @@ class BacklogLane:
         """Whether everything pending that has a handler was taken up."""
         return self._at_rest.is_set()
 
+    async def cut_off(self) -> None:
+        """End the lane in the middle of an attempt; after a second it is left behind."""
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=1.0)
+
     async def wait_until_stopped(self) -> None:
         """Return when the event that the lane is at has had its attempt."""
         if self._task is not None:
@@ -93,6 +107,8 @@ class BacklogLane:
     def stop(self) -> None:
         """Take up nothing more; what has been begun stays with the dispatcher."""
         self._is_stopping = True
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._backlog.watch(None)
         self.wake()
 
@@ -119,7 +135,6 @@ class BacklogLane:
                     self._at_rest.set()
         finally:
             self._at_rest.set()
-            self._dispatcher.untrack()
 
     async def _look(self) -> None:
         try:
@@ -129,6 +144,11 @@ class BacklogLane:
         except StoreError as error:
             # The store may be full or locked; nothing is lost by trying again.
             logger.error("can't work off the backlog, trying again: %s", error)
+            await self._clock.sleep(_SECONDS_AFTER_ERROR)
+            self.wake()
+        except Exception:
+            # Ours to mend; the lane must not end in silence and leave everything pending.
+            logger.exception("the backlog met an error that postbus did not expect, trying again")
             await self._clock.sleep(_SECONDS_AFTER_ERROR)
             self.wake()
 
@@ -148,8 +168,10 @@ class BacklogLane:
 
     async def _deliver_pending(self) -> None:
         after = GlobalSequence(0)
-        if self._unhandled_count > _MANY_UNHANDLED and self._clock.monotonic() < self._read_all_at:
+        seconds_left = self._read_all_at - self._clock.monotonic()
+        if self._unhandled_count > _MANY_UNHANDLED and seconds_left > 0:
             after = self._seen_up_to
+            self._wake_later(seconds_left)
         else:
             self._unhandled_count = 0
             self._read_all_at = self._clock.monotonic() + _SECONDS_BETWEEN_READS
@@ -157,6 +179,15 @@ class BacklogLane:
             after = _sequence(batch[-1])
             await self._deliver_batch(batch)
         self._seen_up_to = max(self._seen_up_to, after)
+
+    def _wake_later(self, seconds: float) -> None:
+        """Look through everything once more when it is time: a retried event may be among the many."""
+        if self._alarm is None or self._alarm.done():
+            self._alarm = asyncio.get_running_loop().create_task(self._sleep_and_wake(seconds))
+
+    async def _sleep_and_wake(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        self.wake()
 
     async def _deliver_batch(self, batch: Sequence[Event]) -> None:
         handled = [event for event in batch if self._subscriptions.route(event.type).subscriptions]
@@ -197,17 +228,22 @@ class BacklogLane:
         elif (retry := await self._dispatcher.attempt(processing)) is not None:
             await self._put_aside(self._dispatcher.see_through(retry))
 
-    async def _put_aside(self, work: Awaitable[None]) -> None:
+    async def _put_aside(self, work: Coroutine[Any, Any, None]) -> None:
         await self._aside.acquire()
-        task = asyncio.get_running_loop().create_task(self._run_aside(work), name="postbus retry")
-        self._dispatcher.track(task)
+        self._couriers.carry(_Aside(work, self._aside), contextvars.Context())
 
-    async def _run_aside(self, work: Awaitable[None]) -> None:
+
+class _Aside:
+    """A delivery beside the lane."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], places: asyncio.Semaphore) -> None:
+        self._work, self._places = work, places
+
+    async def run(self) -> None:
         try:
-            await work
+            await self._work
         finally:
-            self._aside.release()
-            self._dispatcher.untrack()
+            self._places.release()
 
 
 def _sequence(event: Event) -> GlobalSequence:

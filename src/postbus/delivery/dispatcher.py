@@ -12,7 +12,7 @@ from postbus.delivery.attempts import Attempts, Failure
 from postbus.delivery.counters import CountersByType
 from postbus.delivery.subscriptions import Route, Subscriptions
 from postbus.errors import StoreClosedError, StoreError
-from postbus.events import Event, GlobalSequence
+from postbus.events import Event, GlobalSequence, UndecodablePayload
 from postbus.policy.retry import is_exhausted, retry_delay
 from postbus.ports import Clock, EventQueue
 
@@ -45,7 +45,6 @@ class Dispatcher:
         self._clock, self._noise = clock, noise
         self.counters = CountersByType()
         self._in_flight: dict[GlobalSequence, None] = {}
-        self._tasks: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -56,17 +55,10 @@ class Dispatcher:
 
     def take(self, events: Sequence[Event]) -> None:
         """These events are in processing from now on, and ours to see through or to give back."""
+        if not self._in_flight:
+            self._idle.clear()
         for event in events:
             self._in_flight[_sequence(event)] = None
-        self._idle.clear()
-
-    def track(self, task: "asyncio.Task[object]") -> None:
-        """Let give_back_all() know of a task that delivers; it must end with untrack()."""
-        self._tasks.add(task)
-
-    def untrack(self) -> None:
-        """The current task delivers nothing any more."""
-        self._tasks.discard(asyncio.current_task())  # type: ignore[arg-type]
 
     async def wait_until_idle(self) -> None:
         """Return when nothing is in flight."""
@@ -79,13 +71,7 @@ class Dispatcher:
             self._settle(event)
 
     async def give_back_all(self) -> int:
-        """Cut off what is still in flight and put it back to pending; how many events."""
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        # A handler that will not be cancelled keeps its task, but not its event.
-        if tasks:
-            await asyncio.wait(tasks, timeout=1.0)
+        """Put whatever is still in flight back to pending; how many events."""
         left = list(self._in_flight)
         if left:
             await self._queue.release(left)
@@ -98,7 +84,7 @@ class Dispatcher:
             await self.see_through(retry)
 
     async def deliver_in_order(self, events: Sequence[Event]) -> None:
-        """First attempts one after another, so that order is kept; retries beside them, so that nobody waits."""
+        """First attempts one after another, so that order is kept; retries beside them: nobody waits."""
         async with asyncio.TaskGroup() as beside:
             for event in events:
                 if (retry := await self.attempt(event)) is not None:
@@ -109,7 +95,6 @@ class Dispatcher:
         following: Retry | None = retry
         while following is not None:
             await self._clock.sleep(following.delay)
-            self.counters.of(following.event.type).retry_count += 1
             following = await self.attempt(following.event)
 
     async def attempt(self, event: Event) -> Retry | None:
@@ -119,10 +104,15 @@ class Dispatcher:
             # Its attempts ended with their processes: no failure is left to be seen here.
             await self._bury(event)
             return None
+        if isinstance(event.payload, UndecodablePayload):
+            await self._bury_undecodable(event, event.payload)
+            return None
+        counters = self.counters.of(event.type)
+        if event.retry_count:
+            counters.retry_count += 1
         failure = await self._attempts.run(event, route)
         if failure is not None:
             return await self._fail(event, route, failure)
-        counters = self.counters.of(event.type)
         counters.event_count += 1
         if event.retry_count:
             counters.success_after_retry_count += 1
@@ -131,6 +121,9 @@ class Dispatcher:
         return None
 
     async def _fail(self, event: Event, route: Route, failure: Failure) -> Retry | None:
+        if failure.is_by_shutdown:
+            await self.give_back([event])
+            return None
         attempt = event.retry_count + 1
         is_dead = is_exhausted(route.retry, attempt)
         delay = 0.0 if is_dead else retry_delay(route.retry, attempt, self._noise())
@@ -156,6 +149,11 @@ class Dispatcher:
             extra={"event_id": event.id, "event_type": event.type, "attempt": event.retry_count},
         )
         self._settle(event)
+
+    async def _bury_undecodable(self, event: Event, payload: UndecodablePayload) -> None:
+        error = f"the stored payload is not JSON and no handler can get it: {payload.reason}"
+        errors = msgspec.json.encode([*event.errors, error]).decode()
+        await self._bury(msgspec.structs.replace(event, retry_count=event.retry_count + 1, last_error=errors))
 
     async def _record(self, write: Callable[[], Awaitable[None]]) -> None:
         """Write until the store takes it: what happened to an event must not be forgotten."""

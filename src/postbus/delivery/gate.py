@@ -12,6 +12,7 @@ class Gate:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._monotonic = clock.monotonic
         self._breaker = CircuitBreaker()
         self._probe_ended = asyncio.Event()
 
@@ -22,7 +23,7 @@ class Gate:
 
     def try_enter(self) -> bool:
         """Whether an attempt may begin now; if so it must end in leave() or abandon()."""
-        return self._breaker.try_enter(self._clock.monotonic())
+        return self._breaker.try_enter(self._monotonic())
 
     async def enter(self) -> None:
         """Wait until an attempt may begin."""
@@ -34,9 +35,9 @@ class Gate:
             else:
                 await self._clock.sleep(seconds)
 
-    def leave(self, *, succeeded: bool) -> None:
+    def leave(self, succeeded: bool) -> None:
         """The attempt that was let in has ended."""
-        self._breaker.record(succeeded, self._clock.monotonic())
+        self._breaker.record(succeeded, self._monotonic())
         self._probe_ended.set()
 
     def abandon(self) -> None:

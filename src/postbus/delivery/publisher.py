@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from postbus.delivery.backlog_lane import BacklogLane
+from postbus.delivery.couriers import Couriers
 from postbus.delivery.dispatcher import Dispatcher
 from postbus.delivery.subscriptions import Subscriptions
 from postbus.errors import StoreError
@@ -19,16 +20,29 @@ _decode = msgspec.json.Decoder().decode
 class Publication:
     """One call of publish or publish_many on its way; lives on when its caller is cancelled."""
 
-    __slots__ = ("_publisher", "context", "drafts", "finished")
+    __slots__ = ("_events", "_publisher", "context", "drafts", "finished")
 
-    def __init__(self, publisher: "Publisher", drafts: Sequence[Draft], finished: "asyncio.Future[None]") -> None:
+    def __init__(
+        self, publisher: "Publisher", drafts: Sequence[Draft], finished: "asyncio.Future[None]"
+    ) -> None:
         self._publisher, self.drafts, self.finished = publisher, drafts, finished
-        # Handlers see the context variables of the publisher, such as a trace or a request id.
         self.context = contextvars.copy_context()
+        self._events: list[Event] = []
 
     def on_stored(self, sequences: Sequence[int | None], error: StoreError | None) -> None:
         """Called in the event loop when the drafts are durable, or can't be."""
-        self._publisher.go_on(self, sequences, error)
+        for draft, sequence in zip(self.drafts, sequences, strict=False):
+            if sequence is not None and draft.status is EventStatus.PROCESSING:
+                self._events.append(_event_from_draft(draft, sequence))
+        self._publisher.go_on(self, self._events, error)
+
+    async def run(self) -> None:
+        """Deliver what has to be delivered at once."""
+        try:
+            await self._publisher.deliver(self._events)
+        finally:
+            # Also when a shutdown cuts it off: the events are stored and will be delivered.
+            self._publisher.let_go(self)
 
     def finish(self, error: StoreError | None = None) -> None:
         """Let the caller go on, if it still waits."""
@@ -44,14 +58,20 @@ class Publisher:
     """Stores and delivers publications."""
 
     def __init__(
-        self, queue: EventQueue, subscriptions: Subscriptions, dispatcher: Dispatcher, lane: BacklogLane
+        self,
+        queue: EventQueue,
+        subscriptions: Subscriptions,
+        dispatcher: Dispatcher,
+        couriers: Couriers,
+        lane: BacklogLane,
     ) -> None:
         self._queue, self._subscriptions = queue, subscriptions
-        self._dispatcher, self._lane = dispatcher, lane
+        self._dispatcher, self._couriers, self._lane = dispatcher, couriers, lane
         self._unstored_count = 0
         self._all_stored = asyncio.Event()
         self._all_stored.set()
-        self._by_given_id: dict[str, asyncio.Future[None]] = {}
+        # Ids chosen by their publisher that are being delivered, and who published them again meanwhile.
+        self._repeated: dict[str, list[Publication]] = {}
 
     def status_for(self, event_type: str, *, wait: bool) -> EventStatus:
         """The status with which an event is stored, so that no second write has to begin its processing."""
@@ -61,67 +81,58 @@ class Publisher:
             return EventStatus.DONE
         return EventStatus.PROCESSING if wait else EventStatus.PENDING
 
-    async def publish(self, drafts: Sequence[Draft]) -> None:
-        """Return when the drafts are durable and the handlers that are waited for have finished."""
+    def publish(self, drafts: Sequence[Draft]) -> "asyncio.Future[None]":
+        """Done when the drafts are durable and the handlers that are waited for have finished."""
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         publication = Publication(self, drafts, finished)
         self._unstored_count += 1
-        self._all_stored.clear()
+        if self._unstored_count == 1:
+            self._all_stored.clear()
         self._queue.add(drafts, publication.on_stored)
-        await finished
+        return finished
 
     async def wait_until_stored(self) -> None:
         """Return when every publication that was begun is stored or refused."""
         await self._all_stored.wait()
 
-    def go_on(self, publication: Publication, sequences: Sequence[int | None], error: StoreError | None) -> None:
-        """Deliver what was stored."""
+    def go_on(self, publication: Publication, events: list[Event], error: StoreError | None) -> None:
+        """Deliver the events that were stored for delivery at once; let the caller go if there are none."""
         self._unstored_count -= 1
         if not self._unstored_count:
             self._all_stored.set()
         if error is not None:
             publication.finish(error)
-            return
-        events = [
-            _event_from_draft(draft, sequence)
-            for draft, sequence in zip(publication.drafts, sequences, strict=True)
-            if sequence is not None and draft.status is EventStatus.PROCESSING
-        ]
-        if events:
+        elif events:
             self._dispatcher.take(events)
-            task = asyncio.get_running_loop().create_task(
-                self._deliver(events, publication), name="postbus delivery", context=publication.context
-            )
-            self._dispatcher.track(task)
-            return
-        if any(draft.status is EventStatus.PENDING for draft in publication.drafts):
-            self._lane.wake()
-        self._finish_with_the_first(publication)
+            for draft in publication.drafts:
+                if draft.is_idempotent:
+                    self._repeated[draft.id] = []
+            self._couriers.carry(publication, publication.context)
+        else:
+            self._finish_with_the_first(publication)
+
+    def let_go(self, publication: Publication) -> None:
+        """The publication was delivered: its caller goes on, and so do those who repeated it."""
+        publication.finish()
+        if self._repeated:
+            for draft in publication.drafts:
+                for repeated in self._repeated.pop(draft.id, ()):
+                    repeated.finish()
+
+    async def deliver(self, events: list[Event]) -> None:
+        """Return when the events are done or dead letters."""
+        if len(events) == 1:
+            await self._dispatcher.deliver(events[0])
+        else:
+            await self._dispatcher.deliver_in_order(events)
 
     def _finish_with_the_first(self, publication: Publication) -> None:
-        """Let the caller go on; one who publishes a given id again waits for those who did so before."""
+        """Let the caller go on; one who publishes a given id again waits for the one who did so first."""
         for draft in publication.drafts:
-            first = self._by_given_id.get(draft.id) if draft.is_idempotent else None
-            if first is not None:
-                first.add_done_callback(lambda _: publication.finish())
+            if draft.is_idempotent and draft.id in self._repeated:
+                self._repeated[draft.id].append(publication)
                 return
         publication.finish()
-
-    async def _deliver(self, events: list[Event], publication: Publication) -> None:
-        given_ids = [draft.id for draft in publication.drafts if draft.is_idempotent]
-        for given_id in given_ids:
-            self._by_given_id[given_id] = publication.finished
-        try:
-            if len(events) == 1:
-                await self._dispatcher.deliver(events[0])
-            else:
-                await self._dispatcher.deliver_in_order(events)
-        finally:
-            # Also when a shutdown cuts it off: the events are stored and will be delivered.
-            publication.finish()
-            for given_id in given_ids:
-                del self._by_given_id[given_id]
-            self._dispatcher.untrack()
 
 
 def _event_from_draft(draft: Draft, sequence: int) -> Event:

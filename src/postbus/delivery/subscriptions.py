@@ -2,10 +2,9 @@
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from postbus.config import RetryPolicy
 from postbus.delivery.gate import Gate
@@ -54,7 +53,7 @@ class Subscriptions:
         self._by_id: dict[str, Subscription] = {}
         self._routes: dict[str, Route] = {}
 
-    def __iter__(self) -> "Any":
+    def __iter__(self) -> Iterator[Subscription]:
         return iter(tuple(self._by_id.values()))
 
     def add(self, subscription: Subscription) -> None:
@@ -85,13 +84,16 @@ def is_async_handler(handler: Handler) -> bool:
     """Whether calling it gives a coroutine; anything else runs in a thread."""
     while isinstance(handler, functools.partial):
         handler = handler.func
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+    # An object with an async __call__ is one as well.
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
 def check_handler(handler: object) -> Handler:
     """Refuse what can't be called with one event."""
     if not callable(handler):
-        raise InvalidHandlerError(f"handler {handler!r} can't be called; expected a function that takes one event")
+        raise InvalidHandlerError(
+            f"handler {handler!r} can't be called; expected a function that takes one event"
+        )
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
@@ -100,8 +102,8 @@ def check_handler(handler: object) -> Handler:
         signature.bind(object())
     except TypeError:
         raise InvalidHandlerError(
-            f"handler {getattr(handler, '__qualname__', handler)!s}{signature} can't be called with one event; "
-            "expected a function that takes exactly one event"
+            f"handler {getattr(handler, '__qualname__', handler)!s}{signature} can't be called with an event; "
+            "expected a function of one event"
         ) from None
     return handler
 

@@ -21,6 +21,10 @@ class Call:
         self.is_late = True
         self.task.cancel()
 
+    def is_task_cancelled(self) -> bool:
+        """Whether somebody wants the task gone; if not, the handler raised CancelledError of its own."""
+        return self.task.cancelling() > self._cancellations
+
     def ended_by_timeout(self) -> bool:
         """Whether the time was up and nobody else wants the task gone; takes our cancellation back."""
         if self.is_late and self._is_timeout is None:
@@ -57,9 +61,8 @@ class Watchdog:
     async def _watch(self) -> None:
         while self._calls:
             oldest = next(iter(self._calls))
-            seconds = oldest.deadline - self._clock.monotonic()
-            if seconds > 0:
-                await self._clock.sleep(seconds)
+            if oldest.deadline > self._clock.monotonic():
+                await self._clock.until(oldest.deadline)
             elif self._calls.pop(oldest, oldest) is None:
                 oldest.cut_off()
         self._sleeper = None

@@ -36,4 +36,9 @@ def matches(pattern: str, event_type: str) -> bool:
     if "*" not in pattern:
         return pattern == event_type
     wanted, found = pattern.split("."), event_type.split(".")
-    return len(wanted) == len(found) and all(w in ("*", f) for w, f in zip(wanted, found, strict=True))
+    if len(wanted) != len(found):
+        return False
+    for wanted_segment, segment in zip(wanted, found, strict=True):
+        if wanted_segment != segment and wanted_segment != "*":
+            return False
+    return True

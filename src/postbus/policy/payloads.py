@@ -18,6 +18,9 @@ _EXPECTED = (
 )
 _LONGEST_SHOWN_KEY = 40
 _LONGEST_SHOWN_PATH = 200
+_EXPECTED_METADATA_SIZE = f"at most {MAX_METADATA_BYTES} bytes of JSON"
+# Lower than what the longest of texts could leave.
+_NOT_PLAIN = -(2**63)
 _WITHOUT_PARTS = frozenset({int, bool, type(None)})
 _INFINITY = math.inf
 _BACKSLASH = ord("\\")
@@ -38,11 +41,11 @@ def encode_payload(payload: object, max_bytes: int) -> bytes:
     if type(payload) is dict:
         room = _find_room_left(payload, max_bytes, 1)
     else:
-        if _is_model(payload):
-            payload = _convert_model(payload, "payload")
         room = _find_room_left((payload,), max_bytes, 0)
-    if room < 0:
+    if room == _NOT_PLAIN:
         payload = _PlainCopy(max_bytes).copy(payload)
+    elif room < 0:
+        raise _too_large(max_bytes)
     try:
         encoded = _encode(payload)
     except ValueError:
@@ -68,7 +71,7 @@ def check_metadata(metadata: object) -> dict[str, str] | None:
     """
     if metadata is None:
         return None
-    if not isinstance(metadata, Mapping):
+    if not isinstance(metadata, (dict, Mapping)):
         raise _metadata_error(f"metadata is of type {_name_type(metadata)}", "a dict of str")
     checked: dict[str, str] = {}
     room = MAX_METADATA_BYTES
@@ -78,31 +81,40 @@ def check_metadata(metadata: object) -> dict[str, str] | None:
         if not isinstance(value, str):
             raise _metadata_error(f"metadata[{_show_key(key)}] is of type {_name_type(value)}", "a str")
         room -= len(key) + len(value)
+        # Checked at once, so that no text larger than the limit is ever searched or encoded.
         if room < 0:
-            break
-        for text, owner in ((key, "the key {} of metadata"), (value, "metadata[{}]")):
-            flaw = _find_text_flaw(text)
-            if flaw is not None:
-                raise _metadata_error(f"{owner.format(_show_key(key))} {flaw}", "text without it")
+            raise _metadata_error("metadata is too large", _EXPECTED_METADATA_SIZE)
+        _check_metadata_text(key, value)
         checked[str.__str__(key)] = str.__str__(value)
-    if room < 0 or len(_encode(checked)) > MAX_METADATA_BYTES:
-        raise _metadata_error("metadata is too large", f"at most {MAX_METADATA_BYTES} bytes of JSON")
+    if len(_encode(checked)) > MAX_METADATA_BYTES:
+        raise _metadata_error("metadata is too large", _EXPECTED_METADATA_SIZE)
     return checked
 
 
-def _find_room_left(container: Collection[object], room: int, depth: int) -> int:
-    """How many bytes a plain JSON container leaves, at most; negative if it isn't one or can't fit.
+def _check_metadata_text(key: str, value: str) -> None:
+    flaw = _find_text_flaw(key)
+    if flaw is not None:
+        raise _metadata_error(f"the key {_show_key(key)} of metadata {flaw}", "text without it")
+    flaw = _find_text_flaw(value)
+    if flaw is not None:
+        raise _metadata_error(f"metadata[{_show_key(key)}] {flaw}", "text without it")
 
-    This runs on every publish, so it only counts and compares. What it turns down is walked
+
+def _find_room_left(container: Collection[object], room: int, depth: int) -> int:
+    """How many bytes a plain JSON container leaves, at most; negative if it can't fit, or _NOT_PLAIN.
+
+    This runs on every publish, so it only counts and compares. What is not plain is walked
     again by _PlainCopy, which is slow and knows the rest: subclasses, models, paths, messages.
     """
+    if depth > DEEPEST_NESTING:
+        return _NOT_PLAIN
     room -= len(container)
-    if room < 0 or depth > DEEPEST_NESTING:
-        return -1
+    if room < 0:
+        return room
     if type(container) is dict:
         for key in container:
             if type(key) is not str:
-                return -1
+                return _NOT_PLAIN
             room -= len(key)
         container = container.values()
     for part in container:
@@ -113,13 +125,13 @@ def _find_room_left(container: Collection[object], room: int, depth: int) -> int
             continue
         elif kind is float:
             if not -_INFINITY < part < _INFINITY:  # type: ignore[operator]
-                return -1
+                return _NOT_PLAIN
         elif kind is dict or kind is list or kind is tuple:
             room = _find_room_left(part, room, depth + 1)  # type: ignore[arg-type]
         else:
-            return -1
+            return _NOT_PLAIN
         if room < 0:
-            return -1
+            return room
     return room
 
 
@@ -141,12 +153,10 @@ class _PlainCopy:
             return _copy_integer(value, path)
         if isinstance(value, float):
             return _copy_float(value, path)
-        if isinstance(value, dict | list | tuple):
+        if isinstance(value, (dict, list, tuple)):
             return self._copy_container(value, path, depth + 1)
         if _is_model(value):
-            plain = _convert_model(value, path)
-            if not _is_model(plain):
-                return self.copy(plain, path, depth)
+            return self._copy_converted(_convert_model(value, path), path, depth)
         raise InvalidPayloadError(f"is of type {_name_type(value)}", _EXPECTED, path)
 
     def _copy_container(self, container: Collection[object], path: str, depth: int) -> object:
@@ -167,6 +177,16 @@ class _PlainCopy:
             plain_key = self._copy_text(key, f"the key {shown} of {path}")
             plain[plain_key] = self.copy(value, f"{path}[{shown}]", depth)
         return plain
+
+    def _copy_converted(self, value: object, path: str, depth: int) -> object:
+        # Most models turn into plain values, which need no copy of their own.
+        room = _find_room_left((value,), self._room, depth)
+        if room >= 0:
+            self._room = room
+            return value
+        if _is_model(value):
+            raise InvalidPayloadError(f"turns into a {_name_type(value)}, which is no JSON", _EXPECTED, path)
+        return self.copy(value, path, depth)
 
     def _copy_text(self, text: str, path: str) -> str:
         self._take_room(len(text))
@@ -231,8 +251,11 @@ def _dump(value: object) -> object:
 
 
 def _find_text_flaw(text: str) -> str | None:
-    if "\0" in text:
-        return f"contains a NUL character at position {text.index(chr(0))}"
+    nul_at = text.find("\0")
+    if nul_at >= 0:
+        return f"contains a NUL character at position {nul_at}"
+    if text.isascii():
+        return None
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -257,8 +280,8 @@ def _name_type(value: object) -> str:
 
 
 def _show_key(key: str) -> str:
-    # repr escapes what can't be printed; the message itself has to be loggable.
-    return f'"{key[:_LONGEST_SHOWN_KEY]!r}"'.replace("\"'", '"').replace("'\"", '"')
+    # repr escapes what can't be printed: the message has to survive a log.
+    return f'"{repr(key[:_LONGEST_SHOWN_KEY])[1:-1]}"'
 
 
 def _shorten_path(path: str) -> str:

@@ -31,7 +31,7 @@ class ManualClock:
     """Time that moves when a test says so: hours of back-off pass in microseconds.
 
     With *auto_advance* a sleep returns after one turn of the event loop and moves the time
-    itself; nobody ever waits.
+    itself; nobody ever waits. Deadlines (the timeout of a handler, of a shutdown) never move it.
 
     >>> async def remind(clock: ManualClock) -> str:
     ...     await clock.sleep(3600)
@@ -56,13 +56,14 @@ class ManualClock:
         # Whole nanoseconds: in floats 0.7 + 0.1 falls short of 0.8, and the sleeper sleeps on.
         self._elapsed = 0
         self._sleepers: list[_Sleeper] = []
+        self._deadlines: list[_Sleeper] = []
         self._waiters: list[_Waiter] = []
         self._change_count = 0
         self._advancing = asyncio.Lock()
 
     @property
     def sleeping(self) -> int:
-        """How many sleep now."""
+        """How many sleep now; deadlines don't count."""
         return len(self._sleepers)
 
     def now(self) -> datetime:
@@ -80,6 +81,7 @@ class ManualClock:
         if self._auto_advance or wakes_at <= self._elapsed:
             await asyncio.sleep(0)
             self._elapsed = max(self._elapsed, wakes_at)
+            self._wake(self._elapsed)
             return
         sleeper = _Sleeper(wakes_at, asyncio.get_running_loop().create_future())
         self._add(sleeper)
@@ -87,6 +89,19 @@ class ManualClock:
             await sleeper.is_awake
         finally:
             self._remove(sleeper)
+
+    async def until(self, deadline: float) -> None:
+        """Return when the time has come to *deadline* seconds of monotonic()."""
+        wakes_at = round(deadline * _NANOSECONDS)
+        if wakes_at <= self._elapsed:
+            return
+        waiting = _Sleeper(wakes_at, asyncio.get_running_loop().create_future())
+        self._deadlines.append(waiting)
+        try:
+            await waiting.is_awake
+        finally:
+            if waiting in self._deadlines:
+                self._deadlines.remove(waiting)
 
     async def advance(self, seconds: float) -> None:
         """Move the time, waking the sleepers one moment after the other.
@@ -131,12 +146,15 @@ class ManualClock:
             self._change_count += 1
 
     def _next_moment(self, target: int) -> int | None:
-        moment = min((sleeper.wakes_at for sleeper in self._sleepers), default=None)
+        moment = min((sleeper.wakes_at for sleeper in (*self._sleepers, *self._deadlines)), default=None)
         return moment if moment is not None and moment <= target else None
 
     def _wake(self, moment: int) -> None:
-        for sleeper in [each for each in self._sleepers if each.wakes_at <= moment]:
+        for sleeper in [each for each in (*self._sleepers, *self._deadlines) if each.wakes_at <= moment]:
             self._remove(sleeper)
+            if sleeper in self._deadlines:
+                self._deadlines.remove(sleeper)
+            # In a loop that hides what is ready, a cancelled sleeper may not have had its turn yet.
             if not sleeper.is_awake.done():
                 sleeper.is_awake.set_result(None)
 

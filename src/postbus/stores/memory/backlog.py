@@ -47,7 +47,7 @@ class InMemoryBacklog:
 
     def _move_pending(self, sequences: Sequence[GlobalSequence], status: EventStatus) -> set[GlobalSequence]:
         self._state.check_open()
-        waiting = list(self._state.pick(set(sequences), EventStatus.PENDING))
+        waiting = list(self._state.pick(sequences, EventStatus.PENDING))
         for record in waiting:
             self._state.move(record, status)
         return {record.sequence for record in waiting}

@@ -55,7 +55,7 @@ class InMemoryEventQueue:
     async def release(self, sequences: Sequence[GlobalSequence]) -> None:
         """Put processing events back to pending, their attempts as they are."""
         self._state.check_open()
-        released = list(self._state.pick(set(sequences), EventStatus.PROCESSING))
+        released = list(self._state.pick(sequences, EventStatus.PROCESSING))
         for record in released:
             self._state.move(record, EventStatus.PENDING)
         if released:

@@ -43,7 +43,9 @@ class State:
     def check_open(self) -> None:
         """Refuse to work while the store is closed."""
         if self.is_closed:
-            raise StoreClosedError("this InMemoryStore was closed; await store.open() first; nothing was changed")
+            raise StoreClosedError(
+                "this InMemoryStore was closed; await store.open() first; nothing was changed"
+            )
 
     def insert(self, draft: Draft) -> Record:
         """Keep one more event under the next sequence number."""

@@ -41,6 +41,7 @@ class InMemoryStore:
     async def close(self) -> None:
         """Make every port refuse to work. Idempotent."""
         self._state.is_closed = True
+        self._state.on_change = None
         # Whoever added events before learns of it first.
         await asyncio.sleep(0)
 

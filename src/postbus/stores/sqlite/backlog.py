@@ -5,15 +5,17 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Sequence
 
+from postbus.errors import StoreError
 from postbus.events import Event, GlobalSequence
 from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.access import FileAccess
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
-from postbus.stores.sqlite.rows import COLUMNS, event_from_row, moment_to_text
-from postbus.stores.sqlite.writer import to_json_array
+from postbus.stores.sqlite.rows import COLUMNS, event_from_row, moment_to_text, sequences_to_json
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
+# Fewer events at a time where they are large, so that a backlog of any kind fits into memory.
+_MOST_CHARACTERS = 8 * 1024 * 1024
 _READ_PENDING = _QUERIES["read_pending"].format(columns=COLUMNS)
 
 
@@ -30,20 +32,30 @@ class SQLiteBacklog:
     async def recover(self, error: str) -> int:
         """Put what an ended process left in processing back to pending, as a failed attempt."""
         values = (self._now(), error)
-        return await self._file.write(
+        count = await self._file.write(
             lambda connection: connection.execute(_QUERIES["recover_events"], values).rowcount
         )
+        self.announce()
+        return count
 
     async def pending(self, after: GlobalSequence, limit: int) -> list[Event]:
         """Pending events with a higher sequence number, in order."""
-        rows = await self._file.read_committed(
-            lambda connection: connection.execute(_READ_PENDING, (after, limit)).fetchall()
-        )
-        return [event_from_row(row) for row in rows]
+
+        def read(connection: sqlite3.Connection) -> list[Event]:
+            events: list[Event] = []
+            size = 0
+            for row in connection.execute(_READ_PENDING, (after, limit)):
+                events.append(event_from_row(row))
+                size += len(row[3])
+                if size >= _MOST_CHARACTERS:
+                    break
+            return events
+
+        return await self._file.read_committed(read)
 
     async def claim(self, sequences: Sequence[GlobalSequence]) -> set[GlobalSequence]:
         """Move pending events to processing; those that still were pending."""
-        values = (self._now(), to_json_array(sequences))
+        values = (self._now(), sequences_to_json(sequences))
         rows = await self._file.write(
             lambda connection: connection.execute(_QUERIES["claim_events"], values).fetchall()
         )
@@ -51,7 +63,7 @@ class SQLiteBacklog:
 
     async def settle_pending(self, sequences: Sequence[GlobalSequence]) -> int:
         """Mark pending events done unseen."""
-        values = (self._now(), to_json_array(sequences))
+        values = (self._now(), sequences_to_json(sequences))
         return await self._file.write(
             lambda connection: connection.execute(_QUERIES["settle_pending_events"], values).rowcount
         )
@@ -71,17 +83,24 @@ class SQLiteBacklog:
         self._connection = connection
         self._data_version = self._read_data_version()
 
-    def look(self) -> None:
-        """Called by the writer's thread now and then: it costs a few microseconds."""
-        on_change, loop = self._on_change, self._loop
-        if on_change is None or loop is None:
-            return
-        has_become_owner = not self._lock.is_held and self._lock.try_acquire()
+    def look(self) -> bool:
+        """Whether another process has written; called by the writer's thread now and then."""
         version = self._read_data_version()
-        if version != self._data_version or has_become_owner:
-            self._data_version = version
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(on_change)
+        has_changed = version != self._data_version
+        self._data_version = version
+        on_change, loop = self._on_change, self._loop
+        if on_change is not None and loop is not None:
+            has_become_owner = not self._lock.is_held and self._try_to_own()
+            if has_changed or has_become_owner:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(on_change)
+        return has_changed
+
+    def _try_to_own(self) -> bool:
+        # The thread must live on; who starts a bus on this file hears of the reason.
+        with contextlib.suppress(StoreError):
+            return self._lock.try_acquire()
+        return False
 
     def _read_data_version(self) -> int:
         if self._connection is None:

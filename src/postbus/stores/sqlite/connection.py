@@ -58,7 +58,9 @@ def _check_path(path: Path) -> None:
     # Only questions about names: opening the file ourselves and closing it again would
     # drop the POSIX locks of every SQLite connection that this process has on it.
     if path.is_dir():
-        raise NotADatabaseError(f"{path} is a directory; expected the path of a file, such as {path / 'events.db'}")
+        raise NotADatabaseError(
+            f"{path} is a directory; expected the path of a file, such as {path / 'events.db'}"
+        )
     if not path.parent.is_dir():
         raise StoreError(f"{path} can't be opened: its folder does not exist; create the folder first")
 
@@ -68,11 +70,15 @@ def _translate(error: sqlite3.Error, path: Path) -> StoreError:
     code = getattr(error, "sqlite_errorcode", 0)
     match code & 0xFF:
         case sqlite3.SQLITE_FULL:
-            return StoreFullError(f"no room left for {path}; nothing was stored; make room and try again; {words}")
+            return StoreFullError(
+                f"no room left for {path}; nothing was stored; make room and try again; {words}"
+            )
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return StoreBusyError(f"another connection holds {path}; nothing was stored; try again; {words}")
         case sqlite3.SQLITE_NOTADB:
-            return NotADatabaseError(f"{path} is not a SQLite database; check the path; the file was left as it is")
+            return NotADatabaseError(
+                f"{path} is not a SQLite database; check the path; the file was left as it is"
+            )
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
             return _read_only(path, words)
         case sqlite3.SQLITE_CANTOPEN:
@@ -80,7 +86,9 @@ def _translate(error: sqlite3.Error, path: Path) -> StoreError:
                 return _read_only(path, words)
             return StoreError(f"{path} can't be opened; check the path and its permissions; {words}")
         case sqlite3.SQLITE_CORRUPT:
-            return StoreError(f"{path} is damaged; restore it from a backup or run SQLite's .recover; {words}")
+            return StoreError(
+                f"{path} is damaged; restore it from a backup or run SQLite's .recover; {words}"
+            )
         case sqlite3.SQLITE_CONSTRAINT if code == sqlite3.SQLITE_CONSTRAINT_UNIQUE:
             return DuplicateEventIdError(
                 f"an event with the same id is stored in {path} already; nothing was stored; "

@@ -6,6 +6,8 @@ import threading
 import weakref
 from pathlib import Path
 
+from postbus.errors import StoreError, StoreReadOnlyError
+
 # A forked child shares the parent's lock and would keep it alive beyond the parent's death.
 _held_locks: "weakref.WeakSet[FileDispatchLock]" = weakref.WeakSet()
 
@@ -40,15 +42,23 @@ class FileDispatchLock:
 
 
 def _lock_file(path: Path) -> int | None:
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StoreReadOnlyError(
+            f"{path} can't be opened for writing ({error.strerror}); "
+            "with it one process at a time runs the handlers; check the permissions of the folder"
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(file)
         return None
-    except BaseException:
+    except OSError as error:
         os.close(file)
-        raise
+        raise StoreError(
+            f"{path} can't be locked ({error.strerror}); put the database on a local disk"
+        ) from error
     return file
 
 

@@ -1,27 +1,28 @@
 """Events on their way through the in-process handlers, in SQLite."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from postbus.errors import StoreError
-from postbus.events import Draft, GlobalSequence
+from postbus.events import Draft, EventStatus, GlobalSequence
 from postbus.ports import Clock, OnStored
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.access import FileAccess
-from postbus.stores.sqlite.rows import moment_to_text
-from postbus.stores.sqlite.writer import to_json_array
+from postbus.stores.sqlite.rows import moment_to_text, sequences_to_json
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
 
 class SQLiteEventQueue:
-    """The EventQueue port."""
+    """The EventQueue port; *announce* tells a bus of this process that events are pending."""
 
-    def __init__(self, file: FileAccess, clock: Clock) -> None:
-        self._file, self._clock = file, clock
+    def __init__(self, file: FileAccess, clock: Clock, announce: Callable[[], None]) -> None:
+        self._file, self._clock, self._announce = file, clock, announce
 
     def add(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
         """Store the drafts in the next commit, all or none."""
+        if any(draft.status is EventStatus.PENDING for draft in drafts):
+            on_stored = self._announcing(on_stored)
         try:
             self._file.writer.insert(drafts, on_stored)
         except StoreError as error:
@@ -44,8 +45,16 @@ class SQLiteEventQueue:
 
     async def release(self, sequences: Sequence[GlobalSequence]) -> None:
         """Put them back to pending, their attempts as they are."""
-        values = (self._now(), to_json_array(sequences))
+        values = (self._now(), sequences_to_json(sequences))
         await self._file.write(lambda connection: connection.execute(_QUERIES["release_events"], values))
+        self._announce()
+
+    def _announcing(self, on_stored: OnStored) -> OnStored:
+        def announce_too(sequences: Sequence[int | None], error: StoreError | None) -> None:
+            on_stored(sequences, error)
+            self._announce()
+
+        return announce_too
 
     def _now(self) -> str:
         return moment_to_text(self._clock.now())

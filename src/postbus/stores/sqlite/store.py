@@ -2,6 +2,7 @@
 
 import asyncio
 import atexit
+import os
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from postbus.stores.sqlite.connection import open_connection, translated_errors
 from postbus.stores.sqlite.dead_letters import SQLiteDeadLetters
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
 from postbus.stores.sqlite.event_queue import SQLiteEventQueue
+from postbus.stores.sqlite.group_commit import GroupCommit
 from postbus.stores.sqlite.rows import COLUMNS, event_from_row
 from postbus.stores.sqlite.schema import migrate
 from postbus.stores.sqlite.subscriptions import SQLiteSubscriptionTable
@@ -46,11 +48,12 @@ class SQLiteStore:
         self._opening = asyncio.Lock()
         self._writer: Writer | None = None
         self._was_closed = False
+        self._process = os.getpid()
         self._reader: ThreadPoolExecutor | None = None
         self._reading: sqlite3.Connection | None = None
         self.dispatch_lock = FileDispatchLock(self.path)
-        self.queue = SQLiteEventQueue(self, self._clock)
         self.backlog = SQLiteBacklog(self, self._clock, self.dispatch_lock)
+        self.queue = SQLiteEventQueue(self, self._clock, self.backlog.announce)
         self.subscriptions = SQLiteSubscriptionTable(self)
         self.dead_letters = SQLiteDeadLetters(self, self._clock, self.backlog.announce)
 
@@ -61,10 +64,11 @@ class SQLiteStore:
                 writing = await asyncio.to_thread(self._open_connection)
                 self.backlog.begin_watching(writing)
                 self._writer = Writer(
-                    self.path, writing, self._clock, self.backlog.look, lambda: self.dispatch_lock.is_held
+                    self.path, GroupCommit(self.path, writing, self._clock), self.backlog.look
                 )
                 self._reader = ThreadPoolExecutor(1, f"postbus reader {self.path.name}")
                 self._was_closed = False
+                self._process = os.getpid()
                 atexit.register(self._close_files)
 
     async def close(self) -> None:
@@ -136,6 +140,10 @@ class SQLiteStore:
 
     def _close_files(self) -> None:
         atexit.unregister(self._close_files)
+        if os.getpid() != self._process:
+            # A forked child has neither the threads nor a right to the connections.
+            self._writer = self._reader = self._reading = None
+            return
         writer, self._writer = self._writer, None
         reader, self._reader = self._reader, None
         if reader is not None:

@@ -19,23 +19,46 @@ FROM events_before_postbus ORDER BY created_at, rowid;
 -- name: drop_old_events
 DROP TABLE events_before_postbus;
 
--- name: insert_events
--- {rows} is one or more of the row below: one statement for a whole group lets go of the GIL once.
-INSERT INTO events (id, type, payload, status, metadata, created_at, updated_at) VALUES {rows};
+-- name: create_group_view
+-- One row inserted here is one group: new events and finished ones in a single statement, so that
+-- the writer's thread lets go of the GIL once for a group and not once for every statement of it.
+CREATE TEMP VIEW postbus_group AS
+SELECT NULL AS last_sequence, NULL AS new_events, NULL AS finished, NULL AS now;
 
--- name: insert_events_row
-(?, ?, ?, ?, ?, ?, ?)
+-- name: create_group_trigger
+-- The numbers are given by the writer, which has to know them; if another process has used
+-- some since, nothing is written and the writer asks again.
+CREATE TEMP TRIGGER postbus_write_group INSTEAD OF INSERT ON postbus_group
+BEGIN
+    SELECT RAISE(ABORT, 'sequence has moved')
+    WHERE new.last_sequence <> coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
+    INSERT INTO events (global_sequence, id, type, payload, status, metadata, created_at, updated_at)
+    SELECT new.last_sequence + 1 + key,
+        json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
+        json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'),
+        json_extract(value, '$[5]')
+    FROM json_each(new.new_events);
+    UPDATE events SET status = 'done', updated_at = new.now
+    WHERE global_sequence IN (SELECT value FROM json_each(new.finished)) AND status = 'processing';
+END;
+
+-- name: write_group
+INSERT INTO postbus_group (last_sequence, new_events, finished, now) VALUES (?, ?, ?, ?);
+
+-- name: last_sequence
+SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events';
+
+-- name: insert_event
+INSERT INTO events (id, type, payload, status, metadata, created_at, updated_at)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6)
+RETURNING global_sequence;
 
 -- name: insert_event_once
 -- A given id that is stored already is no error and stores nothing.
 INSERT INTO events (id, type, payload, status, metadata, created_at, updated_at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6)
 ON CONFLICT (id) DO NOTHING
 RETURNING global_sequence;
-
--- name: finish_events
-UPDATE events SET status = 'done', updated_at = ?
-WHERE global_sequence IN (SELECT value FROM json_each(?)) AND status = 'processing';
 
 -- name: fail_event
 UPDATE events SET retry_count = ?, last_error = ?, updated_at = ?
@@ -51,15 +74,17 @@ WHERE global_sequence IN (SELECT value FROM json_each(?)) AND status = 'processi
 
 -- name: recover_events
 -- The attempt that was under way when the process ended counts, so that an event
--- which ends the process again and again does not do so for ever.
+-- which ends the process again and again does not do so for ever. (The first condition: see read_pending.)
 UPDATE events
 SET status = 'pending', retry_count = retry_count + 1, updated_at = ?,
     last_error = json_insert(coalesce(last_error, '[]'), '$[#]', ?)
-WHERE status = 'processing';
+WHERE status IN ('pending', 'processing') AND status = 'processing';
 
 -- name: read_pending
+-- SQLite takes a partial index only where its condition is repeated word for word.
 SELECT {columns} FROM events
-WHERE status = 'pending' AND global_sequence > ? ORDER BY global_sequence LIMIT ?;
+WHERE status IN ('pending', 'processing') AND status = 'pending' AND global_sequence > ?
+ORDER BY global_sequence LIMIT ?;
 
 -- name: claim_events
 UPDATE events SET status = 'processing', updated_at = ?

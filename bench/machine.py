@@ -1,0 +1,92 @@
+"""Where and when a run took place."""
+
+import importlib.metadata
+import os
+import platform
+import sqlite3
+import statistics
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+_PACKAGES = ("postbus", "msgspec", "huey", "persist-queue", "litequeue")
+_QUIET_LOAD = 0.5
+
+
+def describe(base: Path) -> dict[str, str]:
+    """Everything that figures depend on; *base* is the folder in which the files are made."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": str(_core_count()),
+        "cpu": _cpu(),
+        "os": platform.platform(),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "sqlite": sqlite3.sqlite_version,
+        "packages": ", ".join(_version(package) for package in _PACKAGES),
+        "files in": f"{base} ({_file_system(base)}; fdatasync {_fdatasync_ms(base):.2f} ms)",
+        "load at the start": load(),
+    }
+
+
+def load() -> str:
+    """How many processes wanted a core, on average, in the last 1, 5 and 15 minutes."""
+    return ", ".join(f"{value:.2f}" for value in os.getloadavg())
+
+
+def is_busy() -> bool:
+    """Whether others are at work here, so that figures, and ratios too, are not to be trusted."""
+    return os.getloadavg()[0] > _QUIET_LOAD * _core_count()
+
+
+def is_in_memory(base: Path) -> bool:
+    """Whether files there never reach a disk, so that durability costs nothing."""
+    return _file_system(base) in ("tmpfs", "ramfs")
+
+
+def _core_count() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _version(package: str) -> str:
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"{package} not installed"
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _file_system(base: Path) -> str:
+    mounts = Path("/proc/self/mounts")
+    if not mounts.exists():
+        return "file system not known"
+    resolved, best, kind = base.resolve(), Path(), "file system not known"
+    for line in mounts.read_text("utf-8").splitlines():
+        point, found = line.split()[1:3]
+        if resolved.is_relative_to(point) and len(point) >= len(str(best)):
+            best, kind = Path(point), found
+    return kind
+
+
+def _fdatasync_ms(base: Path, count: int = 30) -> float:
+    """The median of writing and syncing one page: the floor under every commit."""
+    path = base / f"postbus-bench-{os.getpid()}.sync"
+    times: list[float] = []
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        for _ in range(count):
+            os.write(file, b"x" * 4096)
+            before = time.perf_counter()
+            getattr(os, "fdatasync", os.fsync)(file)
+            times.append(time.perf_counter() - before)
+    finally:
+        os.close(file)
+        path.unlink()
+    return statistics.median(times) * 1000

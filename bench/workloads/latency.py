@@ -1,0 +1,178 @@
+"""How long publish takes, and how soon after the commit a handler is entered."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from functools import partial
+from pathlib import Path
+from typing import TypeVarTuple
+
+from bench.measuring import percentile
+from bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
+from bench.publishers import bus_on, publish_for, settings_in_force, store_in
+from bench.raw import commit_each
+from postbus import Event, SQLiteStore
+from postbus.errors import StoreError
+from postbus.events import Draft, GlobalSequence
+from postbus.ports import Backlog, DeadLetterStore, DispatchLock, EventQueue, OnStored, SubscriptionTable
+
+Ts = TypeVarTuple("Ts")
+
+
+class HandOverLoop(asyncio.SelectorEventLoop):
+    """Knows when the thread called whose callback is running now."""
+
+    handed_over_at: float | None = None
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        """As always, and the moment is kept while the callback runs."""
+        moment = time.perf_counter()
+
+        def run() -> None:
+            self.handed_over_at = moment
+            try:
+                callback(*args)
+            finally:
+                self.handed_over_at = None
+
+        return super().call_soon_threadsafe(run, context=context)
+
+
+class Stopwatch:
+    """Takes the time from stored to handler entered; the handler is *enter*."""
+
+    def __init__(self) -> None:
+        self._stored_at: dict[str, tuple[float, float | None]] = {}
+        self.from_callback: list[float] = []
+        self.from_commit: list[float] = []
+
+    def clear(self) -> None:
+        """Forget what was timed so far."""
+        self.from_callback.clear()
+        self.from_commit.clear()
+
+    def stored(self, event_id: str) -> None:
+        """The store says so, at this moment."""
+        loop = asyncio.get_running_loop()
+        committed_at = loop.handed_over_at if isinstance(loop, HandOverLoop) else None
+        self._stored_at[event_id] = (time.perf_counter(), committed_at)
+
+    async def enter(self, event: Event) -> None:
+        """The handler."""
+        now = time.perf_counter()
+        called_at, committed_at = self._stored_at.pop(event.id)
+        self.from_callback.append(now - called_at)
+        if committed_at is not None:
+            self.from_commit.append(now - committed_at)
+
+
+class TimedQueue:
+    """The EventQueue port, with a stopwatch at its callback."""
+
+    def __init__(self, queue: EventQueue, stopwatch: Stopwatch) -> None:
+        self._queue, self._stopwatch = queue, stopwatch
+        self.finish: Callable[[GlobalSequence], None] = queue.finish
+
+    def add(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
+        """Store the drafts; on the way back the watch is started."""
+
+        def call_back(sequences: Sequence[int | None], error: StoreError | None) -> None:
+            for draft in drafts:
+                self._stopwatch.stored(draft.id)
+            on_stored(sequences, error)
+
+        self._queue.add(drafts, call_back)
+
+    async def fail(self, sequence: GlobalSequence, retry_count: int, last_error: str) -> None:
+        """As the queue does."""
+        await self._queue.fail(sequence, retry_count, last_error)
+
+    async def bury(self, sequence: GlobalSequence, retry_count: int, last_error: str | None) -> None:
+        """As the queue does."""
+        await self._queue.bury(sequence, retry_count, last_error)
+
+    async def release(self, sequences: Sequence[GlobalSequence]) -> None:
+        """As the queue does."""
+        await self._queue.release(sequences)
+
+
+class TimedStore:
+    """The Store port around a SQLiteStore: only the queue is another one."""
+
+    def __init__(self, store: SQLiteStore, stopwatch: Stopwatch) -> None:
+        self._store = store
+        self.queue: EventQueue = TimedQueue(store.queue, stopwatch)
+        self.backlog: Backlog = store.backlog
+        self.dispatch_lock: DispatchLock = store.dispatch_lock
+        self.subscriptions: SubscriptionTable = store.subscriptions
+        self.dead_letters: DeadLetterStore = store.dead_letters
+
+    async def open(self) -> None:
+        """As the store does."""
+        await self._store.open()
+
+    async def close(self) -> None:
+        """As the store does."""
+        await self._store.close()
+
+    async def get(self, event_id: str) -> Event:
+        """As the store does."""
+        return await self._store.get(event_id)
+
+
+def run_postbus(publisher_count: int, folder: Path, effort: Effort) -> Sample:
+    """Every publish and every way from the store to the handler, timed."""
+
+    async def run() -> Sample:
+        stopwatch, store = Stopwatch(), store_in(folder)
+        async with bus_on(TimedStore(store, stopwatch), handler=stopwatch.enter) as bus:
+            await publish_for(bus, publisher_count, effort.warm_up)
+            stopwatch.clear()
+            burst = await publish_for(bus, publisher_count, effort.seconds)
+            settings = await settings_in_force(store)
+        times = {
+            "publish": burst.latencies,
+            "dispatch": stopwatch.from_callback,
+            "commit_to_handler": stopwatch.from_commit,
+        }
+        figures = {
+            f"{name}_p{percent}": percentile(values, percent) * 1000
+            for name, values in times.items()
+            for percent in (50, 99)
+            if values
+        }
+        return Sample(figures=figures, settings=settings)
+
+    with asyncio.Runner(loop_factory=HandOverLoop) as runner:
+        return runner.run(run())
+
+
+WORKLOAD = Workload(
+    name="latency",
+    title="latency, synchronous=FULL",
+    candidates=(
+        Candidate(name="postbus-1", label="postbus: 1 publisher", run=partial(run_postbus, 1)),
+        Candidate(name="postbus-100", label="postbus: 100 publishers", run=partial(run_postbus, 100)),
+        Candidate(
+            name="raw-commit",
+            label="raw: one INSERT and commit per event",
+            run=lambda folder, effort: commit_each(folder, effort, "FULL"),
+        ),
+    ),
+    columns=(
+        Column("publish_p50", "publish p50", "ms"),
+        Column("publish_p99", "publish p99", "ms"),
+        Column("dispatch_p50", "dispatch p50", "ms"),
+        Column("dispatch_p99", "dispatch p99", "ms"),
+        Column("commit_to_handler_p99", "from the commit p99", "ms"),
+    ),
+    ratios=(RatioColumn("publish_p50", "publish p50 ÷ raw", "raw-commit"),),
+    note="publish is to the end of its handler. dispatch: from the store's callback in the event loop to the "
+    "handler; from the commit: from the moment at which the writer's thread tells the loop.",
+)

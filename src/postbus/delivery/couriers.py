@@ -1,0 +1,108 @@
+"""Tasks that carry deliveries, each one after another for as long as no handler makes it wait.
+
+A task for every event costs as much as everything else that a quick handler needs.
+A courier goes on to the next delivery at once, and before it begins one it sees to it that
+another courier takes over should this delivery have to wait: nobody queues behind a slow handler.
+"""
+
+import asyncio
+import contextvars
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+logger = logging.getLogger("postbus")
+
+# Couriers that wait for work; more than these go home.
+_MOST_IDLE = 64
+# So many deliveries at a stretch, then the event loop has its turn.
+_MOST_AT_A_STRETCH = 128
+
+
+class Delivery(Protocol):
+    """Something to be carried."""
+
+    def run(self) -> Coroutine[Any, Any, None]:
+        """See it through."""
+        ...
+
+
+class Couriers:
+    """Carries deliveries, begun in the order of their coming."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Delivery] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._is_one_coming = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def carry(self, delivery: Delivery, context: contextvars.Context) -> None:
+        """Begin soon. The handlers see the context variables of *context*."""
+        if context:
+            # A task has one context, so this one gets a task of its own.
+            task = asyncio.get_running_loop().create_task(self._carry_one(delivery), context=context)
+            self._tasks.add(task)
+            return
+        self._waiting.append(delivery)
+        if not self._is_one_coming:
+            self._call_one()
+
+    async def cancel_all(self) -> None:
+        """Cut off everything; a handler that will not be cancelled is left behind after a second."""
+        # Not the current one: a handler may be the one who shuts the bus down.
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+
+    def _call_one(self) -> None:
+        self._is_one_coming = True
+        while self._idle:
+            call = self._idle.pop()
+            if not call.done():
+                call.set_result(None)
+                return
+        # Without the context of whoever happens to call: the courier serves others too.
+        self._tasks.add(
+            asyncio.get_running_loop().create_task(
+                self._serve(), name="postbus courier", context=contextvars.Context()
+            )
+        )
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                self._is_one_coming = False
+                await self._carry_waiting()
+                if len(self._idle) >= _MOST_IDLE:
+                    return
+                call = asyncio.get_running_loop().create_future()
+                self._idle.append(call)
+                await call
+        finally:
+            self._tasks.discard(asyncio.current_task())
+
+    async def _carry_waiting(self) -> None:
+        carried = 0
+        while self._waiting:
+            if carried == _MOST_AT_A_STRETCH:
+                carried = 0
+                await asyncio.sleep(0)
+                continue
+            carried += 1
+            delivery = self._waiting.popleft()
+            if self._waiting and not self._is_one_coming:
+                self._call_one()
+            try:
+                await delivery.run()
+            except Exception:
+                # Ours to mend; the other deliveries go on.
+                logger.exception("a delivery ended with an error that postbus did not expect")
+
+    async def _carry_one(self, delivery: Delivery) -> None:
+        try:
+            await delivery.run()
+        finally:
+            self._tasks.discard(asyncio.current_task())

@@ -1,0 +1,1 @@
+"""Operates and watches a bus. Nothing below imports it."""

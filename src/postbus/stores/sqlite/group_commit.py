@@ -1,0 +1,149 @@
+"""Writes a group of jobs in one transaction. Runs in the writer's thread."""
+
+import contextlib
+import random
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from postbus.errors import DuplicateEventIdError, StoreError
+from postbus.events import Draft, GlobalSequence
+from postbus.ports import Clock
+from postbus.stores.named_queries import load_queries
+from postbus.stores.sqlite.connection import translated_errors
+from postbus.stores.sqlite.jobs import Call, Insert, Job
+from postbus.stores.sqlite.rows import draft_to_row, drafts_to_json, moment_to_text, sequences_to_json
+
+_QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
+
+# How long we wait for another process that holds the database.
+_LOCK_TIMEOUT = 60.0
+# After so many rows the log is copied into the database file.
+_CHECKPOINT_ROWS = 8_000
+# A commit without rows of ours still adds pages to the log.
+_ROWS_PER_COMMIT = 4
+
+
+class GroupCommit:
+    """Owns the writing connection."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, clock: Clock) -> None:
+        self._path, self._connection, self._clock = path, connection, clock
+        self._rows_since_checkpoint = 0
+        with translated_errors(path):
+            connection.execute(_QUERIES["create_group_view"])
+            connection.execute(_QUERIES["create_group_trigger"])
+            self._last_sequence = self._read_last_sequence()
+
+    def write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> bool:
+        """Write all jobs, each of which learns its error, and the finished; whether the latter are written.
+
+        A job that can't be stored spoils no other job.
+        """
+        try:
+            with translated_errors(self._path):
+                self._write(jobs, finished)
+        except DuplicateEventIdError as error:
+            if len(jobs) == 1:
+                jobs[0].error = error
+            else:
+                for job in jobs:
+                    self.write([job], [])
+            return False
+        except Exception as error:
+            # Whatever it was, the callers hear of it and the thread lives on.
+            for job in jobs:
+                job.error = error if isinstance(error, StoreError) else StoreError(f"{self._path}: {error!r}")
+            return False
+        return True
+
+    def checkpoint_if_due(self) -> None:
+        """Copy the write-ahead log into the database before it grows large. A failed try loses nothing."""
+        if self._rows_since_checkpoint >= _CHECKPOINT_ROWS:
+            self._rows_since_checkpoint = 0
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+    def note_foreign_commits(self) -> None:
+        """Others have written, who leave the checkpoints to us."""
+        self._rows_since_checkpoint += _ROWS_PER_COMMIT * 25
+
+    def close(self) -> None:
+        """Close the connection."""
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.close()
+
+    def _write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
+        plain = [job for job in jobs if isinstance(job, Insert) and job.is_plain]
+        if len(plain) == len(jobs) and self._write_at_once(plain, finished):
+            return
+        self._begin()
+        try:
+            self._last_sequence = self._read_last_sequence()
+            self._insert((), finished)
+            for job in jobs:
+                if isinstance(job, Call):
+                    job.run(self._connection)
+                else:
+                    self._insert_in_order(job)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            # SQLite has rolled back by itself after some errors.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def _write_at_once(self, plain: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
+        """One statement that is its own transaction; whether the numbers were free and no one in the way."""
+        try:
+            self._insert(plain, finished)
+        except (sqlite3.IntegrityError, sqlite3.OperationalError) as error:
+            code = error.sqlite_errorcode
+            if code == sqlite3.SQLITE_CONSTRAINT_TRIGGER or code & 0xFF == sqlite3.SQLITE_BUSY:
+                return False
+            raise
+        return True
+
+    def _begin(self) -> None:
+        deadline = time.monotonic() + _LOCK_TIMEOUT
+        while True:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if not is_busy or time.monotonic() > deadline:
+                    raise
+                # Not in step with the other processes that wait.
+                time.sleep(random.uniform(0.001, 0.02))
+
+    def _insert(self, plain: Sequence[Insert], finished: Sequence[GlobalSequence]) -> None:
+        drafts = [draft for job in plain for draft in job.drafts]
+        now = moment_to_text(self._clock.now())
+        values = (self._last_sequence, drafts_to_json(drafts), sequences_to_json(finished), now)
+        self._connection.execute(_QUERIES["write_group"], values)
+        next_sequence = self._last_sequence + 1
+        for job in plain:
+            job.sequences = range(next_sequence, next_sequence + len(job.drafts))
+            next_sequence += len(job.drafts)
+        self._last_sequence += len(drafts)
+        self._rows_since_checkpoint += len(drafts) + _ROWS_PER_COMMIT
+
+    def _insert_in_order(self, job: Insert) -> None:
+        if job.is_plain:
+            self._insert((job,), ())
+        else:
+            job.sequences = [self._insert_one(draft) for draft in job.drafts]
+
+    def _insert_one(self, draft: Draft) -> int | None:
+        """Its number; None if it has a given id that is stored already."""
+        query = _QUERIES["insert_event_once" if draft.is_idempotent else "insert_event"]
+        row = self._connection.execute(query, draft_to_row(draft)).fetchone()
+        if row is None:
+            return None
+        self._last_sequence = int(row[0])
+        return self._last_sequence
+
+    def _read_last_sequence(self) -> int:
+        return int(self._connection.execute(_QUERIES["last_sequence"]).fetchone()[0])

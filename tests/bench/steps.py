@@ -1,0 +1,47 @@
+"""Made-up results, so that the benchmark's arithmetic is tested without measuring anything."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.goals import Goal
+from bench.harness import Outcome, Results, Row
+from bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
+
+TINY = Effort(seconds=0.01, warm_up=0.001)
+
+
+def never_run(folder: Path, effort: Effort) -> Sample:
+    raise AssertionError("the tests give the outcomes themselves")
+
+
+def candidate_named(name: str) -> Candidate:
+    return Candidate(name=name, label=f"the {name}", run=never_run)
+
+
+WORKLOAD = Workload(
+    name="work",
+    title="some work",
+    candidates=tuple(candidate_named(name) for name in ("ours", "raw", "peer")),
+    columns=(Column("rate", "events/s", "/s"), Column("p99", "p99", "ms")),
+    ratios=(RatioColumn("rate", "÷ raw", "raw"),),
+)
+
+
+def sample(rate: float) -> Sample:
+    return Sample(figures={"rate": rate}, settings="WAL, synchronous=FULL")
+
+
+def results_of(**outcomes: Sequence[Outcome]) -> Results:
+    return Results([Row(WORKLOAD, WORKLOAD.candidate(name), list(found)) for name, found in outcomes.items()])
+
+
+def goal(*, against: str | None = None, at_least: float | None = None, at_most: float | None = None) -> Goal:
+    return Goal(
+        name="a goal",
+        workload="work",
+        key="rate",
+        candidate="ours",
+        against=against,
+        at_least=at_least,
+        at_most=at_most,
+    )

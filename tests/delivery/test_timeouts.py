@@ -1,0 +1,225 @@
+"""Timeouts: a handler's time is up, and nobody else's."""
+
+import asyncio
+import threading
+
+import pytest
+
+from postbus import Event, EventStatus, RetryPolicy
+from postbus.testing import ManualClock
+from tests.delivery.steps import BlockingHandler, FlakyHandler, MakeBus, soon, start
+
+ONE_ATTEMPT = RetryPolicy(max_retries=0)
+
+
+@pytest.fixture
+def manual() -> ManualClock:
+    """Stands still until it is moved."""
+    return ManualClock()
+
+
+class TestPerSubscription:
+    async def test_each_has_its_own(self, make_bus: MakeBus, manual: ManualClock) -> None:
+        """The quicker one is ended after 2 s, the slower one after 10 s."""
+        bus = make_bus(clock=manual, handler_timeout=60.0, retry=ONE_ATTEMPT)
+        quick, slow = BlockingHandler(), BlockingHandler()
+        bus.subscribe("order.quick", quick, timeout=2.0)
+        bus.subscribe("order.slow", slow, timeout=10.0)
+        publishing = [start(bus.publish(type)) for type in ("order.quick", "order.slow")]
+        await soon(asyncio.gather(quick.started.wait(), slow.started.wait()))
+        await manual.advance(2)
+        after_2 = (quick.was_cancelled, slow.was_cancelled)
+        await manual.advance(8)
+        ids = await soon(asyncio.gather(*publishing))
+        errors = [(await bus.store.get(event_id)).errors for event_id in ids]
+
+        assert after_2 == (True, False)
+        assert slow.was_cancelled
+        assert ["longer than 2 s" in errors[0][0], "longer than 10 s" in errors[1][0]] == [True, True]
+
+    async def test_it_counts_from_the_call_of_the_handler(
+        self, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """Not from the publishing: the second handler has all of its time."""
+        bus = make_bus(clock=manual, handler_timeout=10.0)
+        first, second = BlockingHandler(), BlockingHandler()
+        bus.subscribe(first)
+        bus.subscribe(second)
+        publishing = start(bus.publish("order.placed"))
+        await soon(first.started.wait())
+        await manual.advance(9)
+        first.released.set()
+        await soon(second.started.wait())
+        await manual.advance(9)
+        second.released.set()
+        event = await bus.store.get(await soon(publishing))
+
+        assert (event.status, event.retry_count) == (EventStatus.DONE, 0)
+
+    async def test_a_plain_function_has_one_as_well(self, make_bus: MakeBus, manual: ManualClock) -> None:
+        """Its thread can't be ended, its attempt can."""
+        bus = make_bus(clock=manual, retry=ONE_ATTEMPT)
+        started, released = threading.Event(), threading.Event()
+
+        def block(_: Event) -> None:
+            started.set()
+            released.wait(10)
+
+        bus.subscribe(block, timeout=5.0)
+        publishing = start(bus.publish("order.placed"))
+        await asyncio.to_thread(started.wait, 10)
+        await manual.advance(5)
+        event = await bus.store.get(await soon(publishing))
+        released.set()
+
+        assert event.status is EventStatus.DLQ
+        assert "longer than 5 s" in event.errors[0]
+
+    async def test_one_that_is_just_in_time_has_succeeded(
+        self, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """A millisecond before the end."""
+        bus, handler = make_bus(clock=manual, retry=ONE_ATTEMPT), BlockingHandler()
+        bus.subscribe(handler, timeout=5.0)
+        publishing = start(bus.publish("order.placed"))
+        await soon(handler.started.wait())
+        await manual.advance(4.999)
+        handler.released.set()
+        event = await bus.store.get(await soon(publishing))
+        await manual.advance(60)
+
+        assert (event.status, handler.was_cancelled) == (EventStatus.DONE, False)
+
+    async def test_a_handler_of_the_backlog_has_one_as_well(
+        self, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """What comes behind it is delivered then."""
+        bus, slow, handler = make_bus(clock=manual, retry=ONE_ATTEMPT), BlockingHandler(), FlakyHandler()
+        bus.subscribe("order.slow", slow, timeout=5.0)
+        bus.subscribe("order.quick", handler)
+        ids = [await bus.publish(type, wait=False) for type in ("order.slow", "order.quick")]
+        await soon(slow.started.wait())
+        await manual.advance(5)
+        await soon(bus.idle())
+        events = [await bus.store.get(event_id) for event_id in ids]
+
+        assert [event.status for event in events] == [EventStatus.DLQ, EventStatus.DONE]
+
+
+class TestHandlersThatResist:
+    async def test_one_that_swallows_the_cancellation_and_returns_has_failed(
+        self, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """It was too late, whatever it says."""
+        bus = make_bus(clock=manual, retry=ONE_ATTEMPT)
+        handler = BlockingHandler()
+
+        async def swallow(event: Event) -> None:
+            try:
+                await handler(event)
+            except asyncio.CancelledError:
+                return
+
+        bus.subscribe(swallow, timeout=5.0)
+        publishing = start(bus.publish("order.placed"))
+        await soon(handler.started.wait())
+        await manual.advance(5)
+        event = await bus.store.get(await soon(publishing))
+
+        assert event.status is EventStatus.DLQ
+        assert "TimeoutError" in event.errors[0]
+
+    async def test_one_that_raises_something_else_when_cancelled_has_timed_out(
+        self, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """The reason is the time, and not what came of it."""
+        bus = make_bus(clock=manual, retry=ONE_ATTEMPT)
+        handler = BlockingHandler()
+
+        async def convert(event: Event) -> None:
+            try:
+                await handler(event)
+            except asyncio.CancelledError:
+                raise ConnectionError("connection lost") from None
+
+        bus.subscribe(convert, timeout=5.0)
+        publishing = start(bus.publish("order.placed"))
+        await soon(handler.started.wait())
+        await manual.advance(5)
+        event = await bus.store.get(await soon(publishing))
+
+        assert "TimeoutError" in event.errors[0]
+
+    async def test_one_that_goes_on_after_its_cancellation_holds_nobody_up(
+        self, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """Its attempt has failed when the time was up; the handler may go on in the background."""
+        bus = make_bus(clock=manual, retry=ONE_ATTEMPT)
+        handler, released = BlockingHandler(), asyncio.Event()
+
+        async def go_on(event: Event) -> None:
+            try:
+                await handler(event)
+            except asyncio.CancelledError:
+                await released.wait()
+
+        bus.subscribe(go_on, timeout=5.0)
+        publishing = start(bus.publish("order.placed"))
+        await soon(handler.started.wait())
+        await manual.advance(5)
+        done, _ = await asyncio.wait([publishing], timeout=5)
+        released.set()
+        event = await bus.store.get(await soon(publishing))
+
+        assert done
+        assert event.status is EventStatus.DLQ
+
+
+class TestCancelledPublisher:
+    async def test_the_handler_goes_on_and_the_event_is_done(self, make_bus: MakeBus) -> None:
+        """To give up waiting is not to take the event back."""
+        bus, handler = make_bus(), BlockingHandler()
+        bus.subscribe(handler)
+        publishing = start(bus.publish("order.placed", event_id="kept"))
+        await soon(handler.started.wait())
+        publishing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
+        handler.released.set()
+        await soon(bus.idle())
+
+        assert (handler.was_cancelled, handler.finish_count) == (False, 1)
+        assert (await bus.store.get("kept")).status is EventStatus.DONE
+
+    async def test_one_who_gives_up_before_the_event_is_stored_has_published_it(
+        self, make_bus: MakeBus
+    ) -> None:
+        """It was on its way to the disk, and is delivered."""
+        bus, handler = make_bus(), FlakyHandler()
+        bus.subscribe(handler)
+        await bus.start()
+        publishing = start(bus.publish("order.placed", event_id="kept"))
+        await asyncio.sleep(0)
+        publishing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
+        await soon(bus.idle())
+
+        assert [event.id for event in handler.events] == ["kept"]
+        assert (await bus.store.get("kept")).status is EventStatus.DONE
+
+    async def test_a_publisher_with_a_time_limit_of_its_own_loses_nothing(self, make_bus: MakeBus) -> None:
+        """asyncio.timeout around publish ends the waiting only; retries go on as well."""
+        bus, handler = make_bus(), BlockingHandler()
+        flaky = FlakyHandler(1)
+        bus.subscribe(handler)
+        bus.subscribe(flaky)
+        await bus.start()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await bus.publish("order.placed", event_id="kept")
+        handler.released.set()
+        await soon(bus.idle())
+
+        assert (handler.was_cancelled, len(flaky.events)) == (False, 2)
+        assert (await bus.store.get("kept")).status is EventStatus.DONE
