@@ -20,7 +20,7 @@ from bench.workloads import WORKLOADS
 _ROUNDS = {Tier.QUICK: 2, Tier.DEFAULT: 5, Tier.LARGE: 5}
 _SECONDS = {Tier.QUICK: 0.3, Tier.DEFAULT: 0.8, Tier.LARGE: 0.8}
 # A quick run on a slow machine has fewer rounds.
-_QUICK_LIMIT = 60.0
+_QUICK_LIMIT = 50.0
 _WARM_UP_SHARE = 0.2
 
 Selection = dict[str, tuple[Workload, Sequence[Candidate]]]

@@ -17,6 +17,7 @@ from postbus.config import (
     DEFAULT_SHUTDOWN_TIMEOUT,
     RetryPolicy,
     check_timeout,
+    check_whole_number,
 )
 from postbus.delivery.attempts import Attempts
 from postbus.delivery.backlog_lane import BacklogLane
@@ -85,16 +86,17 @@ class EventBus:
     ) -> None:
         check_timeout("handler_timeout", handler_timeout)
         check_timeout("shutdown_timeout", shutdown_timeout)
+        check_whole_number("max_payload_bytes", max_payload_bytes, at_least=1)
         self._clock: Clock = clock or SystemClock()
-        self._retry = retry or RetryPolicy()
+        self._retry = override_policy(RetryPolicy(), retry)
         self._handler_timeout, self._shutdown_timeout = handler_timeout, shutdown_timeout
         self._store = store_for(target, self._clock)
         self._subscriptions = Subscriptions(self._retry)
         self._attempts = Attempts(self._clock)
-        self._dispatcher = Dispatcher(
-            self._store.queue, self._subscriptions, self._attempts, self._clock, noise
-        )
         self._couriers = Couriers()
+        self._dispatcher = Dispatcher(
+            self._store.queue, self._subscriptions, self._attempts, self._couriers, self._clock, noise
+        )
         self._lane = BacklogLane(
             self._store.backlog,
             self._store.dispatch_lock,
@@ -145,19 +147,28 @@ class EventBus:
 
         What is still in flight then is cut off and put back to pending: the next start delivers it.
         """
+        if self._loop is not None and not self._loop.is_closed():
+            self._check_loop("shut down")
         self._is_shut_down = True
         async with self._changing:
-            if self._loop is None:
+            loop, self._loop = self._loop, None
+            if loop is not None and loop.is_closed():
+                # With its loop everything of ours has ended; the next start recovers what was in flight.
                 await self._store.close()
                 return
-            self._loop = None
-            self._attempts.begin_stopping()
-            self._lane.stop()
-            if not await self._drain():
-                await self._give_back()
-            await self._couriers.cancel_all()
-            self._attempts.stop()
-            await self._store.close()
+            try:
+                if loop is not None:
+                    self._attempts.begin_stopping()
+                    self._lane.stop()
+                    if not await self._drain():
+                        await self._give_back()
+            finally:
+                # Also when whoever shuts down loses patience and cancels it; and, should
+                # the cancellation come here, when shutdown is called once more.
+                await self._lane.cut_off()
+                await self._couriers.cancel_all()
+                self._attempts.stop()
+                await self._store.close()
 
     async def publish(
         self,
@@ -173,10 +184,13 @@ class EventBus:
         Returns after the event is durable and, unless *wait* is false, its handlers have finished
         (in success or as a dead letter). Publishing the same *event_id* again stores nothing.
         """
-        if self._loop is not asyncio.get_running_loop():
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
             await self._ready("publish")
         draft = self._drafts.draft(type, payload, metadata, event_id, wait=wait)
-        await self._publisher.publish((draft,))
+        finished: asyncio.Future[None] = loop.create_future()
+        self._publisher.publish((draft,), finished)
+        await finished
         return draft.id
 
     async def publish_many(self, events: Iterable[EventItem], *, wait: bool = True) -> list[str]:
@@ -187,7 +201,9 @@ class EventBus:
         await self._ready("publish")
         drafts = self._drafts.draft_many(events, wait=wait)
         if drafts:
-            await self._publisher.publish(drafts)
+            finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._publisher.publish(drafts, finished)
+            await finished
         return [draft.id for draft in drafts]
 
     @overload
@@ -269,7 +285,11 @@ class EventBus:
             raise EventBusShutdownError(action)
         if self._loop is None:
             await self.start()
-        elif self._loop is not asyncio.get_running_loop():
+        else:
+            self._check_loop(action)
+
+    def _check_loop(self, action: str) -> None:
+        if self._loop is not asyncio.get_running_loop():
             raise BusLoopError(
                 f"cannot {action}: this bus was started in another event loop; make a bus for each event loop"
             )

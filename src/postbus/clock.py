@@ -27,5 +27,4 @@ class SystemClock:
 
     async def until(self, deadline: float) -> None:
         """Return when monotonic() has reached *deadline*."""
-        while (seconds := deadline - time.monotonic()) > 0:
-            await asyncio.sleep(seconds)
+        await asyncio.sleep(max(0.0, deadline - time.monotonic()))

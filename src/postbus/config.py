@@ -25,14 +25,7 @@ class RetryPolicy:
     jitter: float = 0.1
 
     def __post_init__(self) -> None:
-        if (
-            not isinstance(self.max_retries, int)
-            or isinstance(self.max_retries, bool)
-            or self.max_retries < 0
-        ):
-            raise InvalidConfigError(
-                "RetryPolicy.max_retries", self.max_retries, "a whole number of 0 or more"
-            )
+        check_whole_number("RetryPolicy.max_retries", self.max_retries, at_least=0)
         check_number("RetryPolicy.base_delay", self.base_delay, at_least=0.0)
         check_number("RetryPolicy.max_delay", self.max_delay, at_least=0.0)
         check_number("RetryPolicy.backoff_multiplier", self.backoff_multiplier, at_least=1.0)
@@ -45,6 +38,12 @@ def check_number(name: str, value: float, *, at_least: float, at_most: float = m
     if not is_number or not math.isfinite(value) or not at_least <= value <= at_most:
         bounds = f"of {at_least:g} or more" if at_most == math.inf else f"from {at_least:g} to {at_most:g}"
         raise InvalidConfigError(name, value, f"a finite number {bounds}")
+
+
+def check_whole_number(name: str, value: int, *, at_least: int) -> None:
+    """Refuse what is not a whole number of *at_least* or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise InvalidConfigError(name, value, f"a whole number of {at_least} or more")
 
 
 def check_timeout(name: str, value: float) -> None:

@@ -28,7 +28,7 @@ class Clock(Protocol):
         ...
 
     async def until(self, deadline: float) -> None:
-        """Return when monotonic() has reached *deadline*: a limit for others, where sleep is a wait of our own."""
+        """Return when monotonic() has reached *deadline*: a limit for others, not a wait of our own."""
         ...
 
 

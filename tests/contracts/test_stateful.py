@@ -35,8 +35,10 @@ T = TypeVar("T")
 
 _PENDING, _PROCESSING, _DONE, _DLQ = EventStatus
 _TYPES = ["order.placed", "order.paid"]
-# Few of them, so that ids are often taken.
-_IDS = [f"event-{number}" for number in range(8)]
+# Few enough that an id is sometimes taken, enough that there is always a new one.
+_IDS = [f"event-{number}" for number in range(60)]
+# Mostly in processing: that is where most moves begin, and done is the end.
+_FIRST_STATUSES = [*[_PROCESSING] * 5, *[_PENDING] * 2, _DONE]
 _MORE_THAN_ALL = 1000
 
 
@@ -91,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self._model: dict[str, _Expected] = {}
         self._seen: dict[GlobalSequence, EventStatus] = {}
-        self._highest = 0
+        self._ids: dict[GlobalSequence, str] = {}
         self._clock = ManualClock(auto_advance=True)
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._folder = tempfile.TemporaryDirectory()
@@ -110,7 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
             st.tuples(
                 st.sampled_from(_IDS),
                 st.sampled_from(_TYPES),
-                st.sampled_from([_PROCESSING, _PENDING, _DONE]),
+                st.sampled_from(_FIRST_STATUSES),
                 st.booleans(),
             ),
             min_size=1,
@@ -147,8 +149,8 @@ class StoreMachine(RuleBasedStateMachine):
         for draft, number in zip(drafts, stored, strict=True):
             assert (number is None) == (draft.id in self._model)
             if number is not None:
-                assert number > self._highest
-                self._highest = number
+                assert number > max(self._ids, default=0)
+                self._ids[number] = draft.id
                 self._model[draft.id] = _Expected(number, draft, draft.status)
                 new.append(number)
         return new
@@ -215,9 +217,10 @@ class StoreMachine(RuleBasedStateMachine):
             expected.retry_count += 1
             expected.errors = [*expected.errors, "ended"]
 
-    @rule(event_id=st.sampled_from(_IDS))
-    def revive(self, event_id: str) -> None:
+    @rule(number=numbers)
+    def revive(self, number: GlobalSequence) -> None:
         """The user retries a dead letter, or what they took for one."""
+        event_id = self._ids[number]
         expected = self._model.get(event_id)
         if expected is None:
             with pytest.raises(EventNotFoundError):
@@ -280,7 +283,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     async def _read_all(self) -> tuple[list[Event], list[Event], DeadLetterPage]:
         events = []
-        for event_id in _IDS:
+        for event_id in sorted(set(self._ids.values())):
             with contextlib.suppress(EventNotFoundError):
                 events.append(await self._store.get(event_id))
         pending = await self._store.backlog.pending(GlobalSequence(0), _MORE_THAN_ALL)

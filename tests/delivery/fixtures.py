@@ -22,7 +22,7 @@ async def no_error_is_lost() -> AsyncIterator[None]:
     # asyncio tells of a dead task when it is forgotten.
     gc.collect(1)
 
-    assert not unseen
+    assert not unseen, unseen
 
 
 @pytest.fixture

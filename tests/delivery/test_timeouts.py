@@ -166,7 +166,9 @@ class TestHandlersThatResist:
         bus.subscribe(go_on, timeout=5.0)
         publishing = start(bus.publish("order.placed"))
         await soon(handler.started.wait())
+        # Its time, and the grace that a cancelled handler has.
         await manual.advance(5)
+        await manual.advance(1)
         done, _ = await asyncio.wait([publishing], timeout=5)
         released.set()
         event = await bus.store.get(await soon(publishing))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from tests.end_to_end.history import DELIVERED, History
+from tests.end_to_end.history import History
 
 SETTLED = {"done", "dlq"}
 
@@ -43,10 +43,10 @@ def check_nothing_lost(path: Path, history: History, acknowledged: set[str]) -> 
     """Every acknowledged event is settled, and what is done was seen by its handler."""
     # In this order: a handler tells of an event before the event is done.
     stored = statuses(path)
-    delivered = history.of(DELIVERED)
+    delivered = history.delivered()
     lost = {event_id for event_id in acknowledged if stored.get(event_id) not in SETTLED}
     assert not lost, f"lost: { {event_id: stored.get(event_id) for event_id in lost} }\n{history.story(lost)}"
-    unseen = {event_id for event_id, status in stored.items() if status == "done" and not delivered[event_id]}
+    unseen = {event_id for event_id, status in stored.items() if status == "done"} - delivered
     assert not unseen, f"done, but no handler saw them\n{history.story(unseen)}"
 
 

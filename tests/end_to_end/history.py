@@ -45,6 +45,10 @@ class History:
         """Events whose publish returned."""
         return set(self.of(ACKNOWLEDGED))
 
+    def delivered(self) -> set[str]:
+        """Events that the handler of any process has seen through."""
+        return {event_id for what, event_id in self.lines() if what.startswith(DELIVERED)}
+
     def story(self, event_ids: Iterable[str]) -> str:
         """The lines about these events, for the message of a failure."""
         wanted = set(event_ids)

@@ -191,6 +191,8 @@ def test_a_forked_child_can_neither_use_nor_keep_what_it_inherited(
                 event_id = next_owner.ask("publish", type="ok.event")
 
                 assert next_owner.ask("event", event_id=event_id)["status"] == "done"
+                next_owner.ask("idle")
+                next_owner.ask("shutdown")
         finally:
             end.touch()
             wait_until(lambda: is_gone(child), "the forked child is gone")

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from postbus import SQLiteStore
 from postbus.ops.cli.demo.check import check_receipts
+from postbus.ops.cli.demo.child import PUBLISHER_COUNT
 from postbus.ops.cli.demo.receipts import Counts, Receipts, ReceiptWriter
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
 from tests.ops.commands import ESCAPE, POSTBUS, run, terminal
@@ -82,10 +84,14 @@ def figures_in(output: str) -> dict[str, int]:
 
 
 def status_counts(database: Path) -> dict[str, int]:
-    """How many events have each status, in a file that SQLite finds in order."""
+    """How many events with a receipt have each status, in a file that SQLite finds in order."""
+    acknowledged = receipts_of(database).acknowledged
     with contextlib.closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        return dict(connection.execute("SELECT status, count(*) FROM events GROUP BY status"))
+        rows = connection.execute("SELECT id, status FROM events").fetchall()
+    # Without a receipt is only what was in flight when a process was killed.
+    assert len(rows) - len(acknowledged) <= PUBLISHER_COUNT
+    return Counter(status for event_id, status in rows if event_id in acknowledged)
 
 
 class TestWholeDemonstration:
@@ -95,9 +101,9 @@ class TestWholeDemonstration:
 
         assert finished.returncode == 0, finished.stderr
         assert status_counts(database) == {"done": figures["processed"], "dlq": figures["dead letters"]}
-        assert len(receipts_of(database).acknowledged) == figures["published and acknowledged"] == 10_000
-        assert figures["processed"] + figures["dead letters"] == 10_000
-        assert 5_000 <= figures["killed after"] < 10_000
+        assert len(receipts_of(database).acknowledged) == figures["published and acknowledged"] >= 10_000
+        assert figures["processed"] + figures["dead letters"] == figures["published and acknowledged"]
+        assert 5_000 <= figures["killed after"] <= figures["published and acknowledged"]
         assert figures["recovered"] > 0
         assert figures["dead letters"] == 2
         assert figures["saved by a retry"] == figures["retried"] - 2 > 50
@@ -121,7 +127,7 @@ class TestWholeDemonstration:
         without_escapes = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", output)
 
         assert f"{ESCAPE}[1A" in output, "the cursor moves up to draw over the last picture"
-        assert "✓ Looked up 2,000 receipts in the database" in without_escapes
+        assert re.search(r"✓ Looked up [\d,]+ receipts in the database", without_escapes)
         assert figures_in(without_escapes.replace("\r", ""))["lost"] == 0
         assert max(len(line) for line in re.split(r"[\r\n]+", without_escapes)) <= 80
 
@@ -205,7 +211,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("count", ["999", "many"])
     def test_too_few_orders_are_a_usage_error(self, count: str) -> None:
-        """They would all be published before the process can be killed."""
+        """Among fewer refunds the poison would open its handler's circuit breaker."""
         assert run("demo", "--orders", count).returncode == 2
 
 

@@ -104,13 +104,13 @@ def test_ids_increase_when_another_thread_is_faster(
     set_clock: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that read the clock earlier doesn't take the others back to its millisecond."""
-    made = []
+    made: list[str] = []
+    interruptions = iter([2000])
 
     class Interrupted(random.Random):
         def getrandbits(self, k: int, /) -> int:
-            if not made:
-                set_clock(2000)
-                made.append("")
+            for later in interruptions:
+                set_clock(later)
                 made.append(new_event_id())
             return super().getrandbits(k)
 

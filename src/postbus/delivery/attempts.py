@@ -2,11 +2,12 @@
 
 import asyncio
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from postbus.delivery.handler_threads import HandlerThreads
 from postbus.delivery.subscriptions import Route, Subscription
-from postbus.delivery.watchdog import Watchdog
+from postbus.delivery.watchdog import Call, Watchdog
 from postbus.errors import EventBusShutdownError
 from postbus.events import Event
 from postbus.ports import Clock
@@ -24,6 +25,10 @@ class Failure:
     is_by_shutdown: bool = False
 
 
+class AbandonedError(Exception):
+    """The handler ended after all, but its event has long gone on without it."""
+
+
 class Attempts:
     """Runs attempts. The only place where user code ends and ours begins."""
 
@@ -32,6 +37,11 @@ class Attempts:
         self._threads = HandlerThreads()
         self._watchdogs: dict[float, Watchdog] = {}
         self._is_stopping = False
+        self._on_abandoned: Callable[[Event, Failure], None] | None = None
+
+    def when_abandoned(self, go_on: Callable[[Event, Failure], None]) -> None:
+        """Call this for an event whose handler will not end although it was cancelled."""
+        self._on_abandoned = go_on
 
     async def run(self, event: Event, route: Route) -> Failure | None:
         """Call every handler; stop at the first that fails.
@@ -41,13 +51,17 @@ class Attempts:
         """
         waiting: list[Subscription] = []
         for subscription in route.subscriptions:
+            if subscription.gate.is_retired:
+                continue
             if not subscription.gate.try_enter():
                 waiting.append(subscription)
             elif (failure := await self._call(subscription, event)) is not None:
                 return failure
         for subscription in waiting:
-            await subscription.gate.enter()
-            if (failure := await self._call(subscription, event)) is not None:
+            if (
+                await subscription.gate.enter()
+                and (failure := await self._call(subscription, event)) is not None
+            ):
                 return failure
         return None
 
@@ -64,9 +78,7 @@ class Attempts:
     async def _call(self, subscription: Subscription, event: Event) -> Failure | None:
         """Call one handler that its gate let in."""
         watchdog = self._watchdogs.get(subscription.timeout) or self._new_watchdog(subscription.timeout)
-        task = asyncio.current_task()
-        assert task is not None
-        call = watchdog.begin(task)
+        call = watchdog.begin(subscription, event)
         error: str | None = None
         is_by_shutdown = False
         try:
@@ -79,15 +91,27 @@ class Attempts:
                 subscription.gate.abandon()
                 raise
             error = describe_error(raised)
-        except Exception as raised:
+        except (SystemExit, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as raised:
             error = describe_error(raised)
             is_by_shutdown = self._is_stopping and isinstance(raised, EventBusShutdownError)
         finally:
             watchdog.end(call)
-        if call.ended_by_timeout():
-            error = f"TimeoutError: handler took longer than {subscription.timeout:g} s and was cancelled"
+        if call.is_late:
+            if call.ended_by_timeout():
+                error = _describe_timeout(subscription)
+            if call.is_abandoned:
+                raise AbandonedError
         subscription.gate.leave(error is None)
         return None if error is None else Failure(subscription.id, error, is_by_shutdown)
+
+    def _abandon(self, call: Call) -> None:
+        """The handler took no notice of its cancellation: go on without it."""
+        call.subscription.gate.leave(False)
+        error = f"{_describe_timeout(call.subscription)}, and goes on nevertheless"
+        if self._on_abandoned is not None:
+            self._on_abandoned(call.event, Failure(call.subscription.id, error))
 
     async def _call_in_thread(self, subscription: Subscription, event: Event) -> None:
         result = await self._threads.run(lambda: subscription.handler(event))
@@ -96,8 +120,12 @@ class Attempts:
             await result
 
     def _new_watchdog(self, timeout: float) -> Watchdog:
-        watchdog = self._watchdogs[timeout] = Watchdog(timeout, self._clock)
+        watchdog = self._watchdogs[timeout] = Watchdog(timeout, self._clock, self._abandon)
         return watchdog
+
+
+def _describe_timeout(subscription: Subscription) -> str:
+    return f"TimeoutError: handler took longer than {subscription.timeout:g} s and was cancelled"
 
 
 def describe_error(error: BaseException) -> str:

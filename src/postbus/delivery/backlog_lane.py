@@ -9,14 +9,14 @@ import asyncio
 import contextvars
 import itertools
 import logging
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
 from postbus.delivery.couriers import Couriers
 from postbus.delivery.dispatcher import Dispatcher
 from postbus.delivery.subscriptions import Subscriptions
+from postbus.delivery.turns import Turn
 from postbus.errors import StoreError
 from postbus.events import Event, EventStatus, GlobalSequence, SubscriptionRow
 from postbus.policy.patterns import matches
@@ -28,8 +28,8 @@ logger = logging.getLogger("postbus")
 INTERRUPTED = "interrupted: the process ended before this attempt did"
 
 _BATCH_SIZE = 256
-# So many events may wait out a back-off or an open circuit breaker beside the lane.
-_MOST_ASIDE = 1_000
+# So many events may be begun and wait out a back-off or an open circuit breaker beside the lane.
+_MOST_BEGUN = 1_000
 # With more events than this that no handler matches, the whole backlog is read at most once a second.
 _MANY_UNHANDLED = 1_000
 _SECONDS_BETWEEN_READS = 1.0
@@ -58,7 +58,7 @@ class BacklogLane:
         self._wake_up = asyncio.Event()
         self._at_rest = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._aside = asyncio.Semaphore(_MOST_ASIDE)
+        self._places = asyncio.Semaphore(_MOST_BEGUN)
         self._unhandled_count = 0
         self._seen_up_to = GlobalSequence(0)
         self._read_all_at = 0.0
@@ -203,47 +203,27 @@ class BacklogLane:
         """Whether one more crash would bury it.
 
         A crash counts against every event in processing, the guilty one and the others.
-        On its last attempt an event that crashed before is in processing alone, so
-        that only the guilty one is buried.
+        On its last attempt an event is in processing alone, so that only the guilty one is buried.
         """
-        retry = self._subscriptions.route(event.type).retry
-        return event.retry_count > 0 and is_exhausted(retry, event.retry_count + 1)
+        return is_exhausted(self._subscriptions.route(event.type).retry, event.retry_count + 1)
 
     async def _deliver_in_order(self, events: Sequence[Event]) -> None:
         claimed = await self._backlog.claim([_sequence(event) for event in events])
-        mine = [event for event in events if event.global_sequence in claimed]
-        self._dispatcher.take(mine)
-        for index, event in enumerate(mine):
+        mine = [_as_processing(event) for event in events if event.global_sequence in claimed]
+        turns = [Turn(self._dispatcher, event, self._places.release) for event in mine]
+        for index, (event, turn) in enumerate(zip(mine, turns, strict=True)):
+            await self._places.acquire()
             if self._is_stopping:
                 await self._dispatcher.give_back(mine[index:])
                 return
-            await self._deliver(event)
+            if self._has_to_wait(event):
+                turn.go_beside(self._couriers, contextvars.Context())
+            else:
+                await turn.go(self._couriers, contextvars.Context())
 
-    async def _deliver(self, event: Event) -> None:
-        """The first attempt in the lane; whatever has to wait does so beside it."""
-        processing = _as_processing(event)
+    def _has_to_wait(self, event: Event) -> bool:
         route = self._subscriptions.route(event.type)
-        if any(subscription.gate.state != "closed" for subscription in route.subscriptions):
-            await self._put_aside(self._dispatcher.deliver(processing))
-        elif (retry := await self._dispatcher.attempt(processing)) is not None:
-            await self._put_aside(self._dispatcher.see_through(retry))
-
-    async def _put_aside(self, work: Coroutine[Any, Any, None]) -> None:
-        await self._aside.acquire()
-        self._couriers.carry(_Aside(work, self._aside), contextvars.Context())
-
-
-class _Aside:
-    """A delivery beside the lane."""
-
-    def __init__(self, work: Coroutine[Any, Any, None], places: asyncio.Semaphore) -> None:
-        self._work, self._places = work, places
-
-    async def run(self) -> None:
-        try:
-            await self._work
-        finally:
-            self._places.release()
+        return any(subscription.gate.state != "closed" for subscription in route.subscriptions)
 
 
 def _sequence(event: Event) -> GlobalSequence:

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+from postbus.delivery.attempts import AbandonedError
+
 logger = logging.getLogger("postbus")
 
 # Couriers that wait for work; more than these go home.
@@ -95,14 +97,20 @@ class Couriers:
             delivery = self._waiting.popleft()
             if self._waiting and not self._is_one_coming:
                 self._call_one()
-            try:
-                await delivery.run()
-            except Exception:
-                # Ours to mend; the other deliveries go on.
-                logger.exception("a delivery ended with an error that postbus did not expect")
+            await _run(delivery)
 
     async def _carry_one(self, delivery: Delivery) -> None:
         try:
-            await delivery.run()
+            await _run(delivery)
         finally:
             self._tasks.discard(asyncio.current_task())
+
+
+async def _run(delivery: Delivery) -> None:
+    try:
+        await delivery.run()
+    except AbandonedError:
+        logger.warning("a handler ended that was given up before")
+    except Exception:
+        # Ours to mend; the other deliveries go on.
+        logger.exception("a delivery ended with an error that postbus did not expect")

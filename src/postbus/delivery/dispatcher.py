@@ -1,15 +1,18 @@
 """One event to every matching handler, attempt after attempt, until it is done or a dead letter."""
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
 from postbus.config import RetryPolicy
 from postbus.delivery.attempts import Attempts, Failure
 from postbus.delivery.counters import CountersByType
+from postbus.delivery.couriers import Couriers
 from postbus.delivery.subscriptions import Route, Subscriptions
 from postbus.errors import StoreClosedError, StoreError
 from postbus.events import Event, GlobalSequence, UndecodablePayload
@@ -30,6 +33,18 @@ class Retry:
     delay: float
 
 
+class Follower(Protocol):
+    """Wants to know what becomes of an event in flight."""
+
+    def on_attempted(self) -> None:
+        """The first attempt has ended, one way or another. May come more than once."""
+        ...
+
+    def on_settled(self) -> None:
+        """The event is done, a dead letter, or back in the store for later."""
+        ...
+
+
 class Dispatcher:
     """Sees events in processing through. Whatever it has in flight is counted, drained and given back."""
 
@@ -38,43 +53,44 @@ class Dispatcher:
         queue: EventQueue,
         subscriptions: Subscriptions,
         attempts: Attempts,
+        couriers: Couriers,
         clock: Clock,
         noise: Callable[[], float],
     ) -> None:
-        self._queue, self._subscriptions, self._attempts = queue, subscriptions, attempts
+        self._queue, self._subscriptions = queue, subscriptions
+        self._attempts, self._couriers = attempts, couriers
         self._clock, self._noise = clock, noise
         self.counters = CountersByType()
-        self._in_flight: dict[GlobalSequence, None] = {}
+        self._in_flight: dict[GlobalSequence, Follower] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+        attempts.when_abandoned(self._go_on_without)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is in flight."""
-        return not self._in_flight
-
-    def take(self, events: Sequence[Event]) -> None:
-        """These events are in processing from now on, and ours to see through or to give back."""
+    def take(self, event: Event, follower: Follower) -> None:
+        """This event is in processing from now on, and ours to see through or to give back."""
         if not self._in_flight:
             self._idle.clear()
-        for event in events:
-            self._in_flight[_sequence(event)] = None
+        self._in_flight[_sequence(event)] = follower
 
     async def wait_until_idle(self) -> None:
         """Return when nothing is in flight."""
         await self._idle.wait()
 
     async def give_back(self, events: Sequence[Event]) -> None:
-        """Put events that were taken and not begun back to pending."""
+        """Put events that were taken back to pending, their attempts as they are."""
         await self._queue.release([_sequence(event) for event in events])
         for event in events:
-            self._settle(event)
+            self._settle(_sequence(event))
 
     async def give_back_all(self) -> int:
         """Put whatever is still in flight back to pending; how many events."""
         left = list(self._in_flight)
-        if left:
-            await self._queue.release(left)
+        try:
+            if left:
+                await self._queue.release(left)
+        finally:
+            for sequence in left:
+                self._settle(sequence)
         return len(left)
 
     async def deliver(self, event: Event) -> None:
@@ -82,13 +98,6 @@ class Dispatcher:
         retry = await self.attempt(event)
         if retry is not None:
             await self.see_through(retry)
-
-    async def deliver_in_order(self, events: Sequence[Event]) -> None:
-        """First attempts one after another, so that order is kept; retries beside them: nobody waits."""
-        async with asyncio.TaskGroup() as beside:
-            for event in events:
-                if (retry := await self.attempt(event)) is not None:
-                    beside.create_task(self.see_through(retry))
 
     async def see_through(self, retry: Retry) -> None:
         """Wait out the back-off and try again until it is done or a dead letter."""
@@ -100,7 +109,7 @@ class Dispatcher:
     async def attempt(self, event: Event) -> Retry | None:
         """One attempt; None when the event is settled."""
         route = self._subscriptions.route(event.type)
-        if is_exhausted(route.retry, event.retry_count):
+        if route.subscriptions and is_exhausted(route.retry, event.retry_count):
             # Its attempts ended with their processes: no failure is left to be seen here.
             await self._bury(event)
             return None
@@ -116,8 +125,9 @@ class Dispatcher:
         counters.event_count += 1
         if event.retry_count:
             counters.success_after_retry_count += 1
-        self._queue.finish(_sequence(event))
-        self._settle(event)
+        sequence = _sequence(event)
+        self._queue.finish(sequence)
+        self._settle(sequence)
         return None
 
     async def _fail(self, event: Event, route: Route, failure: Failure) -> Retry | None:
@@ -136,6 +146,19 @@ class Dispatcher:
         await self._record(lambda: self._queue.fail(_sequence(event), attempt, errors))
         return Retry(failed, delay)
 
+    def _go_on_without(self, event: Event, failure: Failure) -> None:
+        """Somebody else carries the event on: its task is stuck in a handler that will not end."""
+        follower = self._in_flight.get(_sequence(event))
+        if follower is not None:
+            self._couriers.carry(_Remainder(self, event, failure), contextvars.Context())
+            follower.on_attempted()
+
+    async def go_on(self, event: Event, failure: Failure) -> None:
+        """Everything that follows a failed attempt."""
+        retry = await self._fail(event, self._subscriptions.route(event.type), failure)
+        if retry is not None:
+            await self.see_through(retry)
+
     async def _bury(self, event: Event) -> None:
         await self._record(lambda: self._queue.bury(_sequence(event), event.retry_count, event.last_error))
         counters = self.counters.of(event.type)
@@ -148,7 +171,7 @@ class Dispatcher:
             event.retry_count,
             extra={"event_id": event.id, "event_type": event.type, "attempt": event.retry_count},
         )
-        self._settle(event)
+        self._settle(_sequence(event))
 
     async def _bury_undecodable(self, event: Event, payload: UndecodablePayload) -> None:
         error = f"the stored payload is not JSON and no handler can get it: {payload.reason}"
@@ -168,10 +191,22 @@ class Dispatcher:
                 logger.error("can't record the outcome of an attempt, trying again: %s", error)
                 await self._clock.sleep(retry_delay(_STORE_RETRY, failure_count, self._noise()))
 
-    def _settle(self, event: Event) -> None:
-        self._in_flight.pop(_sequence(event), None)
+    def _settle(self, sequence: GlobalSequence) -> None:
+        follower = self._in_flight.pop(sequence, None)
+        if follower is not None:
+            follower.on_settled()
         if not self._in_flight:
             self._idle.set()
+
+
+class _Remainder:
+    """What is left of a delivery whose handler will not end."""
+
+    def __init__(self, dispatcher: Dispatcher, event: Event, failure: Failure) -> None:
+        self._dispatcher, self._event, self._failure = dispatcher, event, failure
+
+    async def run(self) -> None:
+        await self._dispatcher.go_on(self._event, self._failure)
 
 
 def _sequence(event: Event) -> GlobalSequence:

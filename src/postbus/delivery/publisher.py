@@ -10,6 +10,7 @@ from postbus.delivery.backlog_lane import BacklogLane
 from postbus.delivery.couriers import Couriers
 from postbus.delivery.dispatcher import Dispatcher
 from postbus.delivery.subscriptions import Subscriptions
+from postbus.delivery.turns import Turn
 from postbus.errors import StoreError
 from postbus.events import Draft, Event, EventStatus, GlobalSequence
 from postbus.ports import EventQueue
@@ -20,38 +21,49 @@ _decode = msgspec.json.Decoder().decode
 class Publication:
     """One call of publish or publish_many on its way; lives on when its caller is cancelled."""
 
-    __slots__ = ("_events", "_publisher", "context", "drafts", "finished")
+    __slots__ = ("_finished", "_publisher", "_unsettled_count", "context", "drafts", "events", "given_ids")
 
     def __init__(
         self, publisher: "Publisher", drafts: Sequence[Draft], finished: "asyncio.Future[None]"
     ) -> None:
-        self._publisher, self.drafts, self.finished = publisher, drafts, finished
+        self._publisher, self.drafts, self._finished = publisher, drafts, finished
+        # Handlers see the context variables of the publisher, such as a trace or a request id.
         self.context = contextvars.copy_context()
-        self._events: list[Event] = []
+        self.events: list[Event] = []
+        self.given_ids: list[str] = []
+        self._unsettled_count = 0
 
     def on_stored(self, sequences: Sequence[int | None], error: StoreError | None) -> None:
         """Called in the event loop when the drafts are durable, or can't be."""
         for draft, sequence in zip(self.drafts, sequences, strict=False):
             if sequence is not None and draft.status is EventStatus.PROCESSING:
-                self._events.append(_event_from_draft(draft, sequence))
-        self._publisher.go_on(self, self._events, error)
+                self.events.append(_event_from_draft(draft, sequence))
+                if draft.is_idempotent:
+                    self.given_ids.append(draft.id)
+        self._unsettled_count = len(self.events)
+        self._publisher.go_on(self, error)
 
     async def run(self) -> None:
-        """Deliver what has to be delivered at once."""
-        try:
-            await self._publisher.deliver(self._events)
-        finally:
-            # Also when a shutdown cuts it off: the events are stored and will be delivered.
+        """Carried by a courier."""
+        await self._publisher.deliver(self)
+
+    def on_attempted(self) -> None:
+        """The publisher waits for the last attempt, not for the first."""
+
+    def on_settled(self) -> None:
+        """One of the events is done, a dead letter, or left to the next start by a shutdown."""
+        self._unsettled_count -= 1
+        if not self._unsettled_count:
             self._publisher.let_go(self)
 
     def finish(self, error: StoreError | None = None) -> None:
         """Let the caller go on, if it still waits."""
-        if self.finished.done():
+        if self._finished.done():
             return
         if error is None:
-            self.finished.set_result(None)
+            self._finished.set_result(None)
         else:
-            self.finished.set_exception(error)
+            self._finished.set_exception(error)
 
 
 class Publisher:
@@ -81,50 +93,49 @@ class Publisher:
             return EventStatus.DONE
         return EventStatus.PROCESSING if wait else EventStatus.PENDING
 
-    def publish(self, drafts: Sequence[Draft]) -> "asyncio.Future[None]":
-        """Done when the drafts are durable and the handlers that are waited for have finished."""
-        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def publish(self, drafts: Sequence[Draft], finished: "asyncio.Future[None]") -> None:
+        """Set *finished* when the drafts are durable and the handlers that are waited for have finished."""
         publication = Publication(self, drafts, finished)
         self._unstored_count += 1
         if self._unstored_count == 1:
             self._all_stored.clear()
         self._queue.add(drafts, publication.on_stored)
-        return finished
 
     async def wait_until_stored(self) -> None:
         """Return when every publication that was begun is stored or refused."""
         await self._all_stored.wait()
 
-    def go_on(self, publication: Publication, events: list[Event], error: StoreError | None) -> None:
+    def go_on(self, publication: Publication, error: StoreError | None) -> None:
         """Deliver the events that were stored for delivery at once; let the caller go if there are none."""
         self._unstored_count -= 1
         if not self._unstored_count:
             self._all_stored.set()
         if error is not None:
             publication.finish(error)
-        elif events:
-            self._dispatcher.take(events)
-            for draft in publication.drafts:
-                if draft.is_idempotent:
-                    self._repeated[draft.id] = []
+        elif publication.events:
+            for given_id in publication.given_ids:
+                self._repeated[given_id] = []
+            if len(publication.events) == 1:
+                self._dispatcher.take(publication.events[0], publication)
             self._couriers.carry(publication, publication.context)
         else:
             self._finish_with_the_first(publication)
 
+    async def deliver(self, publication: Publication) -> None:
+        """See one event through, or begin with many in their order."""
+        if len(publication.events) == 1:
+            await self._dispatcher.deliver(publication.events[0])
+            return
+        turns = [Turn(self._dispatcher, event, publication.on_settled) for event in publication.events]
+        for turn in turns:
+            await turn.go(self._couriers, publication.context.copy())
+
     def let_go(self, publication: Publication) -> None:
         """The publication was delivered: its caller goes on, and so do those who repeated it."""
         publication.finish()
-        if self._repeated:
-            for draft in publication.drafts:
-                for repeated in self._repeated.pop(draft.id, ()):
-                    repeated.finish()
-
-    async def deliver(self, events: list[Event]) -> None:
-        """Return when the events are done or dead letters."""
-        if len(events) == 1:
-            await self._dispatcher.deliver(events[0])
-        else:
-            await self._dispatcher.deliver_in_order(events)
+        for given_id in publication.given_ids:
+            for repeated in self._repeated.pop(given_id, ()):
+                repeated.finish()
 
     def _finish_with_the_first(self, publication: Publication) -> None:
         """Let the caller go on; one who publishes a given id again waits for the one who did so first."""

@@ -61,10 +61,12 @@ class Subscriptions:
         self._by_id[subscription.id] = subscription
         self._routes = {}
 
-    def remove(self, subscription_id: str) -> Subscription | None:
-        """The handler gets nothing more; None if there is no such subscription."""
-        self._routes = {}
-        return self._by_id.pop(subscription_id, None)
+    def remove(self, subscription_id: str) -> None:
+        """The handler gets nothing more, not even of events under way. Idempotent."""
+        subscription = self._by_id.pop(subscription_id, None)
+        if subscription is not None:
+            subscription.gate.retire()
+            self._routes = {}
 
     def route(self, event_type: str) -> Route:
         """The handlers that match, and the most permissive of their policies."""
@@ -102,7 +104,7 @@ def check_handler(handler: object) -> Handler:
         signature.bind(object())
     except TypeError:
         raise InvalidHandlerError(
-            f"handler {getattr(handler, '__qualname__', handler)!s}{signature} can't be called with an event; "
+            f"handler {getattr(handler, '__qualname__', handler)!s}{signature} can't take an event; "
             "expected a function of one event"
         ) from None
     return handler

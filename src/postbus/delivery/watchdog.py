@@ -1,18 +1,37 @@
 """Ends handlers that run for too long, with one sleeper instead of a timer for every call."""
 
 import asyncio
+from collections.abc import Callable
 
+from postbus.delivery.subscriptions import Subscription
+from postbus.events import Event
 from postbus.ports import Clock
+
+# A handler that was cancelled and still goes on after so many seconds is left behind.
+_GRACE = 1.0
 
 
 class Call:
     """One running handler, as the watchdog sees it."""
 
-    __slots__ = ("_cancellations", "_is_timeout", "deadline", "is_late", "task")
+    __slots__ = (
+        "_cancellations",
+        "_is_timeout",
+        "deadline",
+        "event",
+        "is_abandoned",
+        "is_late",
+        "subscription",
+        "task",
+    )
 
-    def __init__(self, task: "asyncio.Task[object]", deadline: float) -> None:
+    def __init__(
+        self, task: "asyncio.Task[object]", deadline: float, subscription: Subscription, event: Event
+    ) -> None:
         self.task, self.deadline = task, deadline
+        self.subscription, self.event = subscription, event
         self.is_late = False
+        self.is_abandoned = False
         self._is_timeout: bool | None = None
         self._cancellations = task.cancelling()
 
@@ -35,22 +54,31 @@ class Call:
 class Watchdog:
     """Watches calls that all have the same timeout, so that the oldest is always the next one due."""
 
-    def __init__(self, timeout: float, clock: Clock) -> None:
-        self._timeout, self._clock = timeout, clock
+    def __init__(self, timeout: float, clock: Clock, on_abandoned: Callable[[Call], None]) -> None:
+        self._timeout, self._clock, self._on_abandoned = timeout, clock, on_abandoned
         self._calls: dict[Call, None] = {}
+        # Cancelled, and given a little time to end; their deadlines are in order, too.
+        self._ending: dict[Call, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._sleeper: asyncio.Task[None] | None = None
 
-    def begin(self, task: "asyncio.Task[object]") -> Call:
-        """Watch what this task does from now on, until end()."""
-        call = Call(task, self._clock.monotonic() + self._timeout)
-        self._calls[call] = None
+    def begin(self, subscription: Subscription, event: Event) -> Call:
+        """Watch what the current task does from now on, until end()."""
         if self._sleeper is None:
-            self._sleeper = asyncio.get_running_loop().create_task(self._watch(), name="postbus watchdog")
+            self._loop = asyncio.get_running_loop()
+            self._sleeper = self._loop.create_task(self._watch(), name="postbus watchdog")
+        # With the loop given it need not be looked up, which is slow and happens for every event.
+        task = asyncio.current_task(self._loop)
+        assert task is not None, "handlers run in tasks"
+        call = Call(task, self._clock.monotonic() + self._timeout, subscription, event)
+        self._calls[call] = None
         return call
 
     def end(self, call: Call) -> None:
         """The handler has returned."""
         self._calls.pop(call, None)
+        if call.is_late:
+            self._ending.pop(call, None)
 
     def stop(self) -> None:
         """Watch nothing any more."""
@@ -59,10 +87,27 @@ class Watchdog:
             self._sleeper = None
 
     async def _watch(self) -> None:
-        while self._calls:
-            oldest = next(iter(self._calls))
-            if oldest.deadline > self._clock.monotonic():
-                await self._clock.until(oldest.deadline)
-            elif self._calls.pop(oldest, oldest) is None:
-                oldest.cut_off()
+        while self._calls or self._ending:
+            now = self._clock.monotonic()
+            for call in _take_due(self._calls, now):
+                call.cut_off()
+                call.deadline = now + _GRACE
+                self._ending[call] = None
+            for call in _take_due(self._ending, now):
+                call.is_abandoned = True
+                self._on_abandoned(call)
+            due = [next(iter(calls)).deadline for calls in (self._calls, self._ending) if calls]
+            if due:
+                await self._clock.until(min(due))
         self._sleeper = None
+
+
+def _take_due(calls: dict[Call, None], now: float) -> list[Call]:
+    due: list[Call] = []
+    for call in calls:
+        if call.deadline > now:
+            break
+        due.append(call)
+    for call in due:
+        del calls[call]
+    return due

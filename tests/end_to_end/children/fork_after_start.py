@@ -33,8 +33,8 @@ def use(name: str, call: Callable[[], Awaitable[object]]) -> None:
 
 def live_as_child(bus: EventBus, event_id: str, end: Path) -> None:
     print(f"child {os.getpid()}", flush=True)
-    use("publish", lambda: bus.publish("ok"))
-    use("publish_many", lambda: bus.publish_many([("ok",)]))
+    use("publish", lambda: bus.publish("ok.event"))
+    use("publish_many", lambda: bus.publish_many([("ok.event",)]))
     use("idle", bus.idle)
     use("get", lambda: bus.store.get(event_id))
     use("list", lambda: DLQInspector(bus.store).list())
@@ -48,7 +48,7 @@ def live_as_child(bus: EventBus, event_id: str, end: Path) -> None:
 async def start(bus: EventBus, history: History) -> str:
     """Start, and have a reading connection too, for the child to inherit."""
     await bus.start()
-    event_id = await bus.publish("ok")
+    event_id = await bus.publish("ok.event")
     history.note(ACKNOWLEDGED, event_id)
     await bus.dlq.list()
     return event_id
@@ -57,7 +57,7 @@ async def start(bus: EventBus, history: History) -> str:
 async def publish_as_parent(bus: EventBus, history: History) -> None:
     while await asyncio.to_thread(sys.stdin.readline):
         for _ in range(20):
-            history.note(ACKNOWLEDGED, await bus.publish("ok"))
+            history.note(ACKNOWLEDGED, await bus.publish("ok.event"))
         print("published", flush=True)
     await bus.shutdown()
 

@@ -15,10 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from postbus import DLQInspector, Event, EventBus, RetryPolicy
+from tests.end_to_end import database
 from tests.end_to_end.history import ACKNOWLEDGED, DELIVERED, History
 
 BEGAN = "began"
 NOBODY = 65534
+
+
+class ErrorLog(logging.Handler):
+    """What the bus has to complain about."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
 
 
 class Remote:
@@ -28,6 +40,8 @@ class Remote:
         self._path, self._history = path, history
         self._name = options.get("name", "")
         self._released = asyncio.Event()
+        self._log = ErrorLog()
+        logging.getLogger("postbus").addHandler(self._log)
         self._ballast = path.parent / "ballast"
         retry = RetryPolicy(max_retries=1, base_delay=0.01)
         self._bus = EventBus(path, retry=retry, **options.get("bus", {}))
@@ -94,9 +108,20 @@ class Remote:
     async def make_room(self) -> None:
         self._ballast.unlink()
 
-    async def files(self) -> dict[str, int]:
-        """The size of every file beside the database: a mount of this process is seen by no other."""
-        return {file.name: file.stat().st_size for file in self._path.parent.iterdir()}
+    async def complaints(self) -> list[str]:
+        """The errors it has logged."""
+        return self._log.messages
+
+    async def log_size(self) -> int:
+        return Path(f"{self._path}-wal").stat().st_size
+
+    async def statuses(self) -> dict[str, str]:
+        """A look past the bus: a mount of this process is seen by no other."""
+        return database.statuses(self._path)
+
+    async def check_database(self) -> None:
+        database.check_integrity(self._path)
+        database.check_batches_are_whole(self._path)
 
     async def _handle_ok(self, event: Event) -> None:
         self._history.note(DELIVERED + self._name, event.id)
@@ -110,6 +135,11 @@ class Remote:
         if not self._released.is_set():
             raise ValueError("nobody can process this")
         self._history.note(DELIVERED + self._name, event.id)
+
+    async def _handle_slow_poison(self, event: Event) -> None:
+        self._history.note(BEGAN + self._name, event.id)
+        await self._released.wait()
+        raise ValueError("nobody can process this")
 
     async def _handle_slow(self, event: Event) -> None:
         self._history.note(BEGAN + self._name, event.id)
@@ -141,5 +171,5 @@ async def main(path: Path, history: History, options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    logging.getLogger("postbus").setLevel(logging.CRITICAL)
+    logging.getLogger("postbus").propagate = False
     asyncio.run(main(Path(sys.argv[1]), History(Path(sys.argv[2])), json.loads(sys.argv[3])))

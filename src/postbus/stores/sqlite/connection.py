@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,9 +18,16 @@ from postbus.errors import (
 # How long SQLite itself waits for another process before we look whether to go on waiting.
 _BUSY_SECONDS = 1.0
 
+Check = Callable[[sqlite3.Connection, Path], None]
 
-def open_connection(path: Path, synchronous: str, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection in WAL mode on which every transaction is begun and ended by hand."""
+
+def open_connection(
+    path: Path, synchronous: str, *, check: Check = lambda connection, path: None, read_only: bool = False
+) -> sqlite3.Connection:
+    """A connection in WAL mode on which every transaction is begun and ended by hand.
+
+    *check* raises if the file is not ours: WAL mode is a change to the file.
+    """
     with translated_errors(path):
         _check_path(path)
         connection = sqlite3.connect(
@@ -32,6 +39,7 @@ def open_connection(path: Path, synchronous: str, *, read_only: bool = False) ->
             cached_statements=512,
         )
         try:
+            check(connection, path)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA synchronous = {synchronous}")
             # Before 3.51.3 two connections that checkpoint at once can corrupt the file,

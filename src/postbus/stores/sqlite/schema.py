@@ -16,6 +16,12 @@ _SPECIFIED_COLUMNS = {
 }  # fmt: skip
 
 
+def check_ours(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file of another program, or of a newer one of ours, before anything is changed in it."""
+    if not _is_up_to_date(connection, path):
+        _check_events(_columns(connection, "events"), path)
+
+
 def migrate(connection: sqlite3.Connection, path: Path, now: datetime) -> None:
     """Create or upgrade the tables; refuse a file that is newer than this program. Idempotent."""
     if _is_up_to_date(connection, path):
@@ -29,7 +35,9 @@ def migrate(connection: sqlite3.Connection, path: Path, now: datetime) -> None:
             connection.execute(_QUERIES["record_schema_version"], (VERSION, now.isoformat()))
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        # SQLite has rolled back by itself after some errors.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
         raise
 
 
@@ -44,11 +52,7 @@ def _is_up_to_date(connection: sqlite3.Connection, path: Path) -> bool:
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
     present = _columns(connection, "events")
-    if present and not present >= _SPECIFIED_COLUMNS:
-        raise NotADatabaseError(
-            f"{path} has a table named events that is not ours (columns {', '.join(sorted(present))}); "
-            "give postbus a file of its own; the file was left as it is"
-        )
+    _check_events(present, path)
     if present:
         connection.execute(_QUERIES["set_old_events_aside"])
         for name in ("idx_events_status", "idx_events_type"):
@@ -59,6 +63,14 @@ def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute(_QUERIES["drop_old_events"])
         if statement != _SCHEMA["create_schema_versions"]:
             connection.execute(statement)
+
+
+def _check_events(columns: set[str], path: Path) -> None:
+    if columns and not columns >= _SPECIFIED_COLUMNS:
+        raise NotADatabaseError(
+            f"{path} has a table named events that is not ours (columns {', '.join(sorted(columns))}); "
+            "give postbus a file of its own; the file was left as it is"
+        )
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from postbus.clock import SystemClock
-from postbus.errors import EventNotFoundError, InvalidConfigError, StoreClosedError
+from postbus.errors import BusLoopError, EventNotFoundError, InvalidConfigError, StoreClosedError
 from postbus.events import Event
 from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
@@ -21,7 +21,7 @@ from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
 from postbus.stores.sqlite.event_queue import SQLiteEventQueue
 from postbus.stores.sqlite.group_commit import GroupCommit
 from postbus.stores.sqlite.rows import COLUMNS, event_from_row
-from postbus.stores.sqlite.schema import migrate
+from postbus.stores.sqlite.schema import check_ours, migrate
 from postbus.stores.sqlite.subscriptions import SQLiteSubscriptionTable
 from postbus.stores.sqlite.writer import Writer
 
@@ -49,6 +49,7 @@ class SQLiteStore:
         self._writer: Writer | None = None
         self._was_closed = False
         self._process = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: ThreadPoolExecutor | None = None
         self._reading: sqlite3.Connection | None = None
         self.dispatch_lock = FileDispatchLock(self.path)
@@ -61,14 +62,14 @@ class SQLiteStore:
         """Open or create the file and bring its schema up to date. Idempotent."""
         async with self._opening:
             if self._writer is None:
-                writing = await asyncio.to_thread(self._open_connection)
+                writing = await self._connect()
                 self.backlog.begin_watching(writing)
                 self._writer = Writer(
                     self.path, GroupCommit(self.path, writing, self._clock), self.backlog.look
                 )
                 self._reader = ThreadPoolExecutor(1, f"postbus reader {self.path.name}")
                 self._was_closed = False
-                self._process = os.getpid()
+                self._process, self._loop = os.getpid(), asyncio.get_running_loop()
                 atexit.register(self._close_files)
 
     async def close(self) -> None:
@@ -119,6 +120,20 @@ class SQLiteStore:
         # Not again after close(): a handler that outlives its bus must not open the file behind its back.
         if self._writer is None and not self._was_closed:
             await self.open()
+        self._check_home()
+
+    def _check_home(self) -> None:
+        # Elsewhere there is no thread that would answer: the caller would wait for ever.
+        if self._writer is None:
+            return
+        if os.getpid() != self._process:
+            raise BusLoopError(
+                f"the store on {self.path} was opened before this process was forked; open a store in the child"
+            )
+        if asyncio.get_running_loop() is not self._loop:
+            raise BusLoopError(
+                f"the store on {self.path} was opened in another event loop; make one for each event loop"
+            )
 
     def _read(self, run: Callable[[sqlite3.Connection], T]) -> T:
         if self._writer is None:
@@ -128,8 +143,17 @@ class SQLiteStore:
                 self._reading = open_connection(self.path, self._synchronous, read_only=True)
             return run(self._reading)
 
+    async def _connect(self) -> sqlite3.Connection:
+        opening = asyncio.get_running_loop().run_in_executor(None, self._open_connection)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # The thread goes on, and nobody is left to take what it opens.
+            opening.add_done_callback(_close_unwanted)
+            raise
+
     def _open_connection(self) -> sqlite3.Connection:
-        connection = open_connection(self.path, self._synchronous)
+        connection = open_connection(self.path, self._synchronous, check=check_ours)
         try:
             with translated_errors(self.path):
                 migrate(connection, self.path, self._clock.now())
@@ -141,8 +165,7 @@ class SQLiteStore:
     def _close_files(self) -> None:
         atexit.unregister(self._close_files)
         if os.getpid() != self._process:
-            # A forked child has neither the threads nor a right to the connections.
-            self._writer = self._reader = self._reading = None
+            # A forked child has neither the threads nor a right to the connections, not even to close them.
             return
         writer, self._writer = self._writer, None
         reader, self._reader = self._reader, None
@@ -154,3 +177,8 @@ class SQLiteStore:
         if writer is not None:
             writer.close()
         self.dispatch_lock.release()
+
+
+def _close_unwanted(opening: "asyncio.Future[sqlite3.Connection]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -38,6 +38,17 @@ _LEAST_HAND_OVER = 32
 
 T = TypeVar("T")
 
+# Asking the system for the process id with every event would cost more than counting forks.
+_fork_count = 0
+
+
+def _count_fork() -> None:
+    global _fork_count
+    _fork_count += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
 
 class Writer:
     """Runs a GroupCommit in a thread. Everything public is called in the event loop."""
@@ -45,7 +56,7 @@ class Writer:
     def __init__(self, path: Path, commit: GroupCommit, tick: Callable[[], bool]) -> None:
         self._path, self._commit, self._tick = path, commit, tick
         self._loop = asyncio.get_running_loop()
-        self._process = os.getpid()
+        self._fork_count = _fork_count
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._unsettled = 0
         self._finished: deque[GlobalSequence] = deque()
@@ -94,7 +105,7 @@ class Writer:
     def _submit(self, job: Job) -> None:
         if self._is_closed:
             raise StoreClosedError(f"the store on {self._path} was closed; open it again")
-        if os.getpid() != self._process:
+        if self._fork_count != _fork_count:
             raise BusLoopError(
                 f"the store on {self._path} was opened before this process was forked; "
                 "open it in the child: start the bus after the fork"

@@ -1,6 +1,6 @@
 """The process that gets killed: a bus, three handlers and many publishers.
 
-Run by the demonstration as ``python -m postbus.ops.cli.demo.child DATABASE RECEIPTS ORDERS``.
+Run by the demonstration as ``python -m postbus.ops.cli.demo.child DATABASE RECEIPTS ORDERS LAST``.
 """
 
 import asyncio
@@ -35,10 +35,10 @@ class Order:
     payload: dict[str, object]
 
 
-def make_orders(order_count: int) -> Iterator[Order]:
-    """The same orders every time; two refunds among them are poison, one for each half."""
+def make_orders(order_count: int, last: int) -> Iterator[Order]:
+    """The same orders every time, up to *last*; two refunds of the first *order_count* are poison."""
     poison = {share - share % _EVERY_REFUND for share in (order_count // 4, order_count * 5 // 8)}
-    for number in range(1, order_count + 1):
+    for number in range(1, last + 1):
         kind = "order.placed" if number % _EVERY_REFUND else "order.refunded"
         currency = _UNKNOWN_CURRENCY if number in poison else "EUR"
         yield Order(f"order-{number:06}", kind, {"order": number, "amount": 9.99, "currency": currency})
@@ -63,7 +63,7 @@ def add_handlers(bus: EventBus, receipts: ReceiptWriter) -> None:
             raise ValueError(f"unknown currency {event.payload['currency']!r}")
 
 
-async def publish_orders(database: Path, receipts_path: Path, order_count: int) -> None:
+async def publish_orders(database: Path, receipts_path: Path, order_count: int, last: int) -> None:
     """Publish what has no receipt yet, until all is done or somebody says stop."""
     before = Receipts(receipts_path)
     before.read()
@@ -72,7 +72,7 @@ async def publish_orders(database: Path, receipts_path: Path, order_count: int) 
     add_handlers(bus, receipts)
     stopping = asyncio.Event()
     _stop_on_request(stopping)
-    orders = (order for order in make_orders(order_count) if order.event_id not in before.acknowledged)
+    orders = (each for each in make_orders(order_count, last) if each.event_id not in before.acknowledged)
     async with bus:
         receipts.start()
         counting = asyncio.create_task(_count(bus, receipts))
@@ -122,10 +122,10 @@ def _stop_on_request(stopping: asyncio.Event) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the process; its exit code."""
-    database, receipts_path, order_count = arguments
+    database, receipts_path, order_count, last = arguments
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        asyncio.run(publish_orders(Path(database), Path(receipts_path), int(order_count)))
+        asyncio.run(publish_orders(Path(database), Path(receipts_path), int(order_count), int(last)))
     except (PostbusError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

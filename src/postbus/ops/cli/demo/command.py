@@ -16,6 +16,7 @@ from postbus.ops.cli.demo.process import Stop
 from postbus.ops.cli.demo.summary import show_summary
 
 _DEFAULT_ORDERS = 10_000
+# Among fewer the poison would make up most of its handler's attempts and open the circuit breaker.
 _FEWEST_ORDERS = 1_000
 _MOST_ORDERS = 999_999
 _MOST_SHOWN = 10

@@ -71,8 +71,8 @@ class PlainDisplay:
             self._next_at = time.monotonic() + _SECONDS_BETWEEN_LINES
             counts = receipts.counts
             self._console.print(
-                f"  {count:,} of {self._total:,} {self._verb}, {counts.retry_count:,} retries, "
-                f"{counts.dead_letter_count:,} dead letters"
+                f"  {count:,} of {self._total:,} {self._verb}, "
+                f"{counts.retry_count:,} retried, {counts.dead_letter_count:,} dead"
             )
 
     def end(self, result: str, *, is_bad_news: bool = False) -> None:  # noqa: ARG002

@@ -53,11 +53,11 @@ class Child:
         self._arguments = [str(database), str(receipts), str(order_count)]
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start it; what it logs goes to a file."""
+    def start(self, last: int) -> None:
+        """Start it, to publish orders up to *last*; what it logs goes to a file."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "postbus.ops.cli.demo.child", *self._arguments],
+                [sys.executable, "-m", "postbus.ops.cli.demo.child", *self._arguments, str(last)],
                 # It ends when our end of this pipe is closed, however we end.
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -74,12 +74,11 @@ class Child:
             raise self._failure(code)
         return True
 
-    def kill(self) -> bool:
-        """SIGKILL: it gets no chance to write anything down. Whether that was what ended it."""
-        if self._process is None:
-            return False
-        self._process.kill()
-        return self._forget() == -signal.SIGKILL
+    def kill(self) -> None:
+        """SIGKILL: it gets no chance to write anything down."""
+        if self._process is not None:
+            self._process.kill()
+            self._forget()
 
     def drain(self) -> None:
         """SIGTERM: let it finish what it has in flight."""

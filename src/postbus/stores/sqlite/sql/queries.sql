@@ -54,10 +54,10 @@ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6)
 RETURNING global_sequence;
 
 -- name: insert_event_once
--- A given id that is stored already is no error and stores nothing.
+-- A given id that is stored already is no error and stores nothing. (ON CONFLICT DO NOTHING
+-- would use up a number each time.)
 INSERT INTO events (id, type, payload, status, metadata, created_at, updated_at)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6)
-ON CONFLICT (id) DO NOTHING
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?6 WHERE NOT EXISTS (SELECT 1 FROM events WHERE id = ?1)
 RETURNING global_sequence;
 
 -- name: fail_event

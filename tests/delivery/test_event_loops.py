@@ -1,0 +1,84 @@
+"""A bus lives in one event loop."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from postbus import BusLoopError, EventBus
+from tests.delivery.steps import FlakyHandler, statuses
+
+
+def test_a_bus_can_be_made_before_there_is_a_loop(database: Path) -> None:
+    """As a global of a module, with its handlers."""
+    handler = FlakyHandler()
+    bus = EventBus(database)
+    bus.subscribe(handler)
+
+    async def main() -> None:
+        async with bus:
+            await bus.publish("order.placed", 42)
+
+    asyncio.run(main())
+
+    assert handler.payloads == [42]
+
+
+def test_another_loop_is_refused(database: Path) -> None:
+    """With an error that says what to do; nothing is stored by it."""
+    bus = EventBus(database)
+    asyncio.run(bus.publish("order.placed", event_id="first"))
+
+    for refused in (
+        lambda: bus.publish("order.placed", event_id="second"),
+        lambda: bus.publish_many([("order.placed", 1)]),
+        lambda: bus.idle(),
+        lambda: bus.settle_unhandled(),
+    ):
+        with pytest.raises(BusLoopError, match="another event loop"):
+            asyncio.run(refused())
+    asyncio.run(bus.shutdown())
+    assert list(statuses(database)) == ["first"]
+
+
+def test_a_bus_whose_loop_has_ended_can_be_shut_down_in_another(database: Path) -> None:
+    """It closes its file and lets the dispatch go: a new bus owns it."""
+    bus, handler = EventBus(database), FlakyHandler()
+    asyncio.run(bus.publish("order.placed"))
+    asyncio.run(bus.shutdown())
+
+    async def main() -> None:
+        async with EventBus(database) as successor:
+            successor.subscribe(handler)
+            await successor.publish("order.placed", 2)
+
+    asyncio.run(main())
+
+    assert handler.payloads == [2]
+
+
+def test_a_bus_whose_loop_goes_on_is_shut_down_there(database: Path) -> None:
+    """From another loop it can't be; the bus goes on."""
+    bus = EventBus(database)
+    with asyncio.Runner() as runner:
+        runner.run(bus.start())
+        with asyncio.Runner() as other, pytest.raises(BusLoopError, match="shut down"):
+            other.run(bus.shutdown())
+        runner.run(bus.publish("order.placed", event_id="still here"))
+        runner.run(bus.shutdown())
+
+    assert list(statuses(database)) == ["still here"]
+
+
+def test_two_buses_in_two_loops_one_after_the_other(database: Path) -> None:
+    """One bus for each loop is fine."""
+    for number in range(2):
+        bus = EventBus(database)
+
+        async def main(bus: EventBus = bus, number: int = number) -> None:
+            async with bus:
+                await bus.publish("order.placed", event_id=str(number))
+
+        asyncio.run(main())
+
+    assert list(statuses(database)) == ["0", "1"]

@@ -1,0 +1,215 @@
+"""Shutdown: what is in flight is finished or given back, never lost and never counted against."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from postbus import Event, EventBusShutdownError, EventStatus, RetryPolicy
+from postbus.testing import ManualClock
+from tests.delivery.steps import (
+    ALWAYS,
+    BlockingHandler,
+    FlakyHandler,
+    MakeBus,
+    leave_behind,
+    query,
+    soon,
+    start,
+    statuses,
+)
+
+
+@pytest.fixture
+def manual() -> ManualClock:
+    """Stands still until it is moved."""
+    return ManualClock()
+
+
+class TestGivingBack:
+    @pytest.mark.parametrize("wait", [True, False])
+    async def test_events_in_back_off_are_pending_with_their_attempts_unchanged(
+        self, database: Path, make_bus: MakeBus, manual: ManualClock, wait: bool
+    ) -> None:
+        """One failed attempt stays one failed attempt, with its error."""
+        bus = make_bus(clock=manual, shutdown_timeout=5.0, retry=RetryPolicy(base_delay=60.0, max_delay=60.0))
+        bus.subscribe(FlakyHandler(ALWAYS))
+        publishing = start(bus.publish("order.placed", wait=wait))
+        await soon(manual.wait_for_sleepers(1))
+        stopping = start(bus.shutdown())
+        await manual.advance(5)
+        await soon(asyncio.gather(stopping, publishing))
+        rows = query(database, "SELECT status, retry_count, last_error FROM events")
+
+        assert rows == [("pending", 1, '["ValueError: boom 1"]')]
+
+    async def test_events_behind_an_open_breaker_are_pending_again(
+        self, database: Path, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """They wait in the file instead."""
+        bus = make_bus(clock=manual, shutdown_timeout=5.0, retry=RetryPolicy(max_retries=0))
+        bus.subscribe(FlakyHandler(ALWAYS))
+        for _ in range(4):
+            await soon(bus.publish("order.placed"))
+        publishing = start(bus.publish("order.placed"))
+        await soon(manual.wait_for_sleepers(1))
+        stopping = start(bus.shutdown())
+        await manual.advance(5)
+        await soon(asyncio.gather(stopping, publishing))
+
+        assert list(statuses(database).values()) == ["dlq"] * 4 + ["pending"]
+
+    async def test_events_of_a_list_that_were_not_begun_are_pending_again(
+        self, database: Path, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """The first one hangs, the others have not begun; none is lost and none is counted."""
+        bus, handler = make_bus(clock=manual, shutdown_timeout=5.0), BlockingHandler()
+        bus.subscribe(handler)
+        publishing = start(bus.publish_many([("order.placed", number) for number in range(3)]))
+        await soon(handler.started.wait())
+        stopping = start(bus.shutdown())
+        await manual.advance(5)
+        await soon(asyncio.gather(stopping, publishing))
+
+        assert query(database, "SELECT status, retry_count FROM events") == [("pending", 0)] * 3
+
+    async def test_what_is_pending_and_not_begun_stays_pending(
+        self, database: Path, make_bus: MakeBus
+    ) -> None:
+        """A shutdown finishes what is under way and takes up nothing more."""
+        bus, handler = make_bus(), BlockingHandler()
+        bus.subscribe(handler)
+        for number in range(10):
+            await bus.publish("order.placed", number, wait=False)
+        await soon(handler.started.wait())
+        stopping = start(bus.shutdown())
+        await asyncio.sleep(0)
+        handler.released.set()
+        await soon(stopping)
+        left = query(database, "SELECT status, retry_count FROM events")
+
+        assert left[0] == ("done", 0)
+        assert set(left[1:]) == {("pending", 0)}
+
+    async def test_a_successor_delivers_all_of_it(self, make_bus: MakeBus, manual: ManualClock) -> None:
+        """Every event is done in the end, in order."""
+        first, blocking = make_bus(clock=manual, shutdown_timeout=5.0), BlockingHandler()
+        first.subscribe(blocking)
+        for number in range(10):
+            await first.publish("order.placed", number, wait=False)
+        await soon(blocking.started.wait())
+        stopping = start(first.shutdown())
+        await manual.advance(5)
+        await soon(stopping)
+        second, handler = make_bus(), FlakyHandler()
+        second.subscribe(handler)
+        await second.start()
+        await soon(second.idle())
+
+        assert [(event.payload, event.retry_count) for event in handler.events] == [(n, 0) for n in range(10)]
+
+
+class TestDraining:
+    async def test_a_publish_that_was_begun_before_is_finished(self, make_bus: MakeBus) -> None:
+        """Also one whose event is not stored yet."""
+        bus, handler = make_bus(), FlakyHandler()
+        bus.subscribe(handler)
+        await bus.start()
+        publishing = [start(bus.publish("order.placed", number)) for number in range(50)]
+        await asyncio.sleep(0)
+        await soon(bus.shutdown())
+        ids = await soon(asyncio.gather(*publishing))
+
+        assert len(set(ids)) == 50
+        assert sorted(event.payload for event in handler.events) == list(range(50))
+
+    async def test_a_handler_that_is_cut_off_is_cancelled(
+        self, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """It hears of it and can clean up."""
+        bus, handler = make_bus(clock=manual, shutdown_timeout=5.0), BlockingHandler()
+        bus.subscribe(handler)
+        publishing = start(bus.publish("order.placed"))
+        await soon(handler.started.wait())
+        stopping = start(bus.shutdown())
+        await manual.advance(5)
+        await soon(asyncio.gather(stopping, publishing))
+
+        assert handler.was_cancelled
+
+    async def test_a_handler_that_resists_is_left_behind(
+        self, database: Path, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """The file is closed all the same, and its event is pending."""
+        bus = make_bus(clock=manual, shutdown_timeout=5.0)
+        started, released = asyncio.Event(), asyncio.Event()
+
+        @bus.on("order.*")
+        async def resist(_: Event) -> None:
+            started.set()
+            while not released.is_set():
+                try:
+                    await released.wait()
+                except asyncio.CancelledError:
+                    continue
+
+        publishing = start(bus.publish("order.placed"))
+        await soon(started.wait())
+        stopping = start(bus.shutdown())
+        await manual.advance(5)
+        await soon(stopping)
+        after = list(statuses(database).values())
+        released.set()
+        await soon(publishing)
+
+        assert after == ["pending"]
+
+    async def test_an_idle_bus_is_down_at_once(self, make_bus: MakeBus, manual: ManualClock) -> None:
+        """No timeout is waited for."""
+        bus = make_bus(clock=manual)
+        bus.subscribe(FlakyHandler())
+        await bus.publish("order.placed")
+        await soon(bus.shutdown())
+
+        assert manual.monotonic() == 0
+
+
+class TestAfterwards:
+    async def test_everything_is_refused(self, make_bus: MakeBus) -> None:
+        """With an error that says what to do."""
+        bus = make_bus()
+        await bus.start()
+        await bus.shutdown()
+        for refused in (
+            bus.start(),
+            bus.publish("order.placed"),
+            bus.publish_many([]),
+            bus.idle(),
+            bus.settle_unhandled(),
+        ):
+            with pytest.raises(EventBusShutdownError, match="make a new EventBus on the same target"):
+                await refused
+        with pytest.raises(EventBusShutdownError):
+            _ = bus.dlq
+
+    async def test_counters_can_still_be_read(self, make_bus: MakeBus) -> None:
+        """For a summary at the end."""
+        bus = make_bus()
+        bus.subscribe(FlakyHandler())
+        await bus.publish("order.placed")
+        await bus.shutdown()
+
+        assert bus.counters["order.placed"].event_count == 1
+
+    async def test_a_new_bus_on_the_same_file_goes_on(self, database: Path, make_bus: MakeBus) -> None:
+        """With what is there."""
+        await leave_behind(database, "a", "pending")
+        first = make_bus()
+        await first.start()
+        await first.shutdown()
+        second, handler = make_bus(), FlakyHandler()
+        second.subscribe(handler)
+        await second.start()
+        await soon(second.idle())
+
+        assert (await second.store.get("a")).status is EventStatus.DONE
