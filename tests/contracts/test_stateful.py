@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     Bundle,
     MultipleResults,
     RuleBasedStateMachine,
+    initialize,
     invariant,
     multiple,
     precondition,
@@ -105,6 +106,11 @@ class StoreMachine(RuleBasedStateMachine):
         self._run(self._opened.__aexit__(None, None, None))
         self._runner.close()
         self._folder.cleanup()
+
+    @initialize(target=numbers)
+    def begin_with_some(self) -> MultipleResults[GlobalSequence]:
+        """Every other rule has something to work on from the start."""
+        return self.add([(event_id, _TYPES[0], _PROCESSING, False) for event_id in _IDS[:6]])
 
     @rule(
         target=numbers,
@@ -206,6 +212,7 @@ class StoreMachine(RuleBasedStateMachine):
         for expected in waiting:
             expected.status = _DONE
 
+    @precondition(lambda self: self._in_status(_PROCESSING))
     @rule()
     def recover(self) -> None:
         """A process ended, and the next one tidies up."""
@@ -326,4 +333,4 @@ def test_any_order_of_calls_leaves_what_a_dict_would_have(backend: str) -> None:
         def __init__(self) -> None:
             super().__init__(backend)
 
-    run_state_machine_as_test(Machine, settings=settings(max_examples=40, stateful_step_count=40))
+    run_state_machine_as_test(Machine, settings=settings(max_examples=60, stateful_step_count=40))

@@ -1,10 +1,14 @@
 """Opens the SQLite file the way postbus needs it, and says in our words what SQLite refuses."""
 
 import os
+import random
 import sqlite3
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from postbus.errors import (
     DuplicateEventIdError,
@@ -17,7 +21,9 @@ from postbus.errors import (
 
 # How long SQLite itself waits for another process before we look whether to go on waiting.
 _BUSY_SECONDS = 1.0
+_LOCK_TIMEOUT = 60.0
 
+T = TypeVar("T")
 Check = Callable[[sqlite3.Connection, Path], None]
 
 
@@ -51,6 +57,21 @@ def open_connection(
             connection.close()
             raise
         return connection
+
+
+def patiently(run: Callable[[], T], given_up: threading.Event) -> T:
+    """Call it again while another connection is in the way, for a minute at most.
+
+    Not every lock heeds SQLite's own timeout: opening a file and putting its log in order do not.
+    """
+    deadline = time.monotonic() + _LOCK_TIMEOUT
+    while True:
+        try:
+            return run()
+        except StoreBusyError:
+            # Not in step with the other processes that wait.
+            if time.monotonic() > deadline or given_up.wait(random.uniform(0.001, 0.02)):
+                raise
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import asyncio
 import atexit
 import os
 import sqlite3
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from postbus.events import Event
 from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.backlog import SQLiteBacklog
-from postbus.stores.sqlite.connection import open_connection, translated_errors
+from postbus.stores.sqlite.connection import open_connection, patiently, translated_errors
 from postbus.stores.sqlite.dead_letters import SQLiteDeadLetters
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
 from postbus.stores.sqlite.event_queue import SQLiteEventQueue
@@ -48,6 +49,7 @@ class SQLiteStore:
         self._opening = asyncio.Lock()
         self._writer: Writer | None = None
         self._was_closed = False
+        self._is_closing = threading.Event()
         self._process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: ThreadPoolExecutor | None = None
@@ -69,6 +71,7 @@ class SQLiteStore:
                 )
                 self._reader = ThreadPoolExecutor(1, f"postbus reader {self.path.name}")
                 self._was_closed = False
+                self._is_closing.clear()
                 self._process, self._loop = os.getpid(), asyncio.get_running_loop()
                 atexit.register(self._close_files)
 
@@ -114,7 +117,10 @@ class SQLiteStore:
     async def read_committed(self, run: Callable[[sqlite3.Connection], T]) -> T:
         """Run a query beside the writer on what is committed at this moment."""
         await self._open_on_first_use()
-        return await asyncio.get_running_loop().run_in_executor(self._reader, self._read, run)
+        reading = asyncio.get_running_loop().run_in_executor(
+            self._reader, patiently, lambda: self._read(run), self._is_closing
+        )
+        return await reading
 
     async def _open_on_first_use(self) -> None:
         # Not again after close(): a handler that outlives its bus must not open the file behind its back.
@@ -144,11 +150,13 @@ class SQLiteStore:
             return run(self._reading)
 
     async def _connect(self) -> sqlite3.Connection:
-        opening = asyncio.get_running_loop().run_in_executor(None, self._open_connection)
+        given_up = threading.Event()
+        opening = asyncio.get_running_loop().run_in_executor(None, patiently, self._open_connection, given_up)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             # The thread goes on, and nobody is left to take what it opens.
+            given_up.set()
             opening.add_done_callback(_close_unwanted)
             raise
 
@@ -167,6 +175,7 @@ class SQLiteStore:
         if os.getpid() != self._process:
             # A forked child has neither the threads nor a right to the connections, not even to close them.
             return
+        self._is_closing.set()
         writer, self._writer = self._writer, None
         reader, self._reader = self._reader, None
         if reader is not None:
