@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, overload
 
@@ -187,6 +187,8 @@ class EventBus:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             await self._ready("publish")
+        if not self._lane.is_owner_known:
+            await self._lane.find_owner()
         draft = self._drafts.draft(type, payload, metadata, event_id, wait=wait)
         finished: asyncio.Future[None] = loop.create_future()
         self._publisher.publish((draft,), finished)
@@ -199,6 +201,7 @@ class EventBus:
         An item is (type, payload), (type, payload, metadata) or a NewEvent.
         """
         await self._ready("publish")
+        await self._lane.find_owner()
         drafts = self._drafts.draft_many(events, wait=wait)
         if drafts:
             finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -270,6 +273,12 @@ class EventBus:
         """Mark pending events done that match the pattern and have no handler here; how many."""
         await self._ready("settle events")
         return await self._lane.settle_unhandled(check_pattern(pattern))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _app: object) -> AsyncIterator[None]:
+        """Start and shut down with an application: FastAPI(lifespan=bus.lifespan), Litestar(lifespan=[…])."""
+        async with self:
+            yield
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -79,7 +79,8 @@ class Draft(msgspec.Struct, frozen=True):
     payload_json: bytes
     metadata: dict[str, str] | None
     created_at: datetime
-    status: EventStatus
+    # None: pending if the store has subscriptions, even of a process that is down; done if it has none.
+    status: EventStatus | None
     # The publisher chose the id: storing it a second time is a success that stores nothing.
     is_idempotent: bool
 

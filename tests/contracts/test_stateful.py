@@ -178,14 +178,19 @@ class StoreMachine(RuleBasedStateMachine):
         for expected in self._in_status(_PROCESSING, [number]):
             expected.retry_count, expected.errors = retry_count + 1, errors
 
-    @rule(chosen=st.lists(numbers, min_size=1, max_size=4))
-    def bury(self, chosen: list[GlobalSequence]) -> None:
-        """Handlers failed for the last time."""
-        for number in chosen:
-            self._run(self._store.queue.bury(number, 4, _encode(["a", "b", "c", "d"])))
-        for expected in self._in_status(_PROCESSING, chosen):
+    @rule(number=numbers)
+    def bury(self, number: GlobalSequence) -> None:
+        """A handler failed for the last time, perhaps too late."""
+        self._run(self._store.queue.bury(number, 4, _encode(["a", "b", "c", "d"])))
+        for expected in self._in_status(_PROCESSING, [number]):
             expected.status, expected.dlq_at = _DLQ, self._clock.now()
             expected.retry_count, expected.errors = 4, ["a", "b", "c", "d"]
+
+    @precondition(lambda self: self._in_status(_PROCESSING))
+    @rule(data=st.data())
+    def bury_in_time(self, data: st.DataObject) -> None:
+        """A handler failed for the last time; by chance alone dead letters would be rare."""
+        self.bury(data.draw(st.sampled_from(self._in_status(_PROCESSING))).sequence)
 
     @rule(chosen=st.lists(numbers, max_size=4))
     def release(self, chosen: list[GlobalSequence]) -> None:
@@ -239,6 +244,7 @@ class StoreMachine(RuleBasedStateMachine):
             self._run(self._store.dead_letters.revive(event_id))
             _reset(expected)
 
+    @precondition(lambda self: self._in_status(_DLQ))
     @rule(event_type=st.sampled_from([None, *_TYPES]))
     def revive_all(self, event_type: str | None) -> None:
         """The user retries all dead letters, or those of one type."""
@@ -249,11 +255,10 @@ class StoreMachine(RuleBasedStateMachine):
             _reset(expected)
 
     @precondition(lambda self: self._in_status(_DLQ))
-    @rule(number=numbers)
-    def purge(self, number: GlobalSequence) -> None:
-        """The user deletes dead letters that are as old as this event, or older."""
-        chosen = self._by_number().get(number)
-        cutoff = self._clock.now() if chosen is None else chosen.draft.created_at
+    @rule(data=st.data())
+    def purge(self, data: st.DataObject) -> None:
+        """The user deletes dead letters that are as old as one of them, or older."""
+        cutoff = data.draw(st.sampled_from(self._in_status(_DLQ))).draft.created_at
         purged = self._run(self._store.dead_letters.purge(cutoff))
         old = [expected for expected in self._in_status(_DLQ) if expected.draft.created_at <= cutoff]
         assert purged == len(old)

@@ -344,6 +344,15 @@ class TestOpening:
 
         assert len(handler.events) == 1
 
+    async def test_a_handler_subscribed_after_the_start_is_waited_for(self, make_bus: MakeBus) -> None:
+        """From the very next publish on."""
+        bus, handler = make_bus(), FlakyHandler(1)
+        await bus.start()
+        bus.subscribe(handler)
+        await soon(bus.publish("order.placed"))
+
+        assert [event.retry_count for event in handler.events] == [0, 1]
+
     def test_making_a_bus_opens_nothing(self, database: Path) -> None:
         """Nor does subscribing: no event loop, no file."""
         bus = EventBus(database)

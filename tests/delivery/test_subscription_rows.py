@@ -43,10 +43,10 @@ async def test_rows_of_an_earlier_process_are_gone_after_the_start(database: Pat
     assert query(database, "SELECT event_type FROM subscriptions") == [("user.*",)]
 
 
-async def test_a_bus_without_handlers_clears_it(database: Path, make_bus: MakeBus) -> None:
-    """No handler, no row."""
+async def test_a_bus_without_handlers_leaves_it_alone(database: Path, make_bus: MakeBus) -> None:
+    """It tells that there is somebody with handlers, who may be down at the moment."""
     first = make_bus()
-    first.subscribe(FlakyHandler())
+    first.subscribe("order.*", FlakyHandler())
     await first.start()
     await soon(first.idle())
     await first.shutdown()
@@ -54,4 +54,16 @@ async def test_a_bus_without_handlers_clears_it(database: Path, make_bus: MakeBu
     await second.start()
     await soon(second.idle())
 
-    assert await second.store.subscriptions.list() == []
+    assert query(database, "SELECT event_type FROM subscriptions") == [("order.*",)]
+
+
+async def test_a_bus_whose_last_handler_has_gone_clears_it(database: Path, make_bus: MakeBus) -> None:
+    """It was the owner, and says that it has none any more."""
+    bus = make_bus()
+    subscription_id = bus.subscribe(FlakyHandler())
+    await bus.start()
+    await soon(bus.idle())
+    bus.unsubscribe(subscription_id)
+    await soon(bus.idle())
+
+    assert query(database, "SELECT * FROM subscriptions") == []

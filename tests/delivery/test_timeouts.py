@@ -7,7 +7,7 @@ import pytest
 
 from postbus import Event, EventStatus, RetryPolicy
 from postbus.testing import ManualClock
-from tests.delivery.steps import BlockingHandler, FlakyHandler, MakeBus, soon, start
+from tests.delivery.steps import BlockingHandler, FlakyHandler, MakeBus, soon, start, until
 
 ONE_ATTEMPT = RetryPolicy(max_retries=0)
 
@@ -175,6 +175,32 @@ class TestHandlersThatResist:
 
         assert done
         assert event.status is EventStatus.DLQ
+
+    async def test_one_that_goes_on_lets_those_behind_it_pass(
+        self, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """Where nobody waits for them."""
+        bus, handler, others = make_bus(clock=manual, retry=ONE_ATTEMPT), BlockingHandler(), FlakyHandler()
+        released = asyncio.Event()
+
+        async def go_on(event: Event) -> None:
+            try:
+                await handler(event)
+            except asyncio.CancelledError:
+                await released.wait()
+
+        bus.subscribe("order.slow", go_on, timeout=5.0)
+        bus.subscribe("order.quick", others)
+        for type in ("order.slow", "order.quick"):
+            await bus.publish(type, wait=False)
+        await soon(handler.started.wait())
+        await manual.advance(5)
+        await until(lambda: bool(others.events))
+        await soon(bus.idle())
+        released.set()
+
+        assert len(others.events) == 1
+        assert (await bus.dlq.list()).total == 1
 
 
 class TestCancelledPublisher:

@@ -3,16 +3,8 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from postbus import EventStatus
 from tests.delivery.steps import BlockingHandler, FlakyHandler, MakeBus, query, soon, start, statuses, until
-
-
-@pytest.fixture
-async def handlers(make_bus: MakeBus) -> tuple[FlakyHandler, FlakyHandler]:
-    """One for each bus."""
-    return FlakyHandler(), FlakyHandler()
 
 
 async def test_the_first_is_the_owner_and_the_second_publishes_for_it(make_bus: MakeBus) -> None:
@@ -34,14 +26,16 @@ async def test_the_first_is_the_owner_and_the_second_publishes_for_it(make_bus: 
 async def test_what_the_second_publishes_stays_pending_for_the_owner(
     database: Path, make_bus: MakeBus
 ) -> None:
-    """Even where the second has no handler for it: it can't know whether the owner has."""
+    """Even where neither has a handler for it: the second can't know what the owner has."""
     owner, standby = make_bus(), make_bus()
+    for bus in (owner, standby):
+        bus.subscribe("user.*", FlakyHandler())
     await owner.start()
     await standby.publish("order.placed")
     await soon(owner.idle())
     before = list(statuses(database).values())
     handler = FlakyHandler()
-    owner.subscribe(handler)
+    owner.subscribe("order.*", handler)
     await soon(owner.idle())
 
     assert before == ["pending"]
@@ -150,3 +144,57 @@ async def test_one_that_never_was_the_owner_gives_nothing_back(database: Path, m
     await soon(publishing)
 
     assert row == [("processing", 0)]
+
+
+class TestPublisherWithoutHandlers:
+    """The usual split: one process takes requests and publishes, another one has the handlers."""
+
+    async def test_it_leaves_the_handlers_to_the_one_that_has_some(self, make_bus: MakeBus) -> None:
+        """Also when it was there first."""
+        publisher, worker, handler = make_bus(), make_bus(), FlakyHandler()
+        await publisher.start()
+        worker.subscribe(handler)
+        await worker.start()
+        await soon(worker.idle())
+        await worker.publish("order.placed", 1)
+        await until(lambda: len(handler.events) == 1)
+
+        assert handler.payloads == [1]
+
+    async def test_what_it_publishes_is_delivered_by_the_worker(self, make_bus: MakeBus) -> None:
+        """From the moment on in which the worker's start has returned."""
+        publisher, worker, handler = make_bus(), make_bus(), FlakyHandler()
+        await publisher.start()
+        worker.subscribe(handler)
+        await worker.start()
+        for number in range(20):
+            await soon(publisher.publish("order.placed", number))
+        await until(lambda: len(handler.events) == 20)
+
+        assert handler.payloads == list(range(20))
+
+    async def test_it_waits_in_the_file_while_the_worker_is_down(
+        self, database: Path, make_bus: MakeBus
+    ) -> None:
+        """A worker that was there before will be there again."""
+        worker = make_bus()
+        worker.subscribe("order.*", FlakyHandler())
+        await worker.start()
+        await soon(worker.idle())
+        await worker.shutdown()
+        await make_bus().publish("order.placed", 42)
+        before = list(statuses(database).values())
+        successor, handler = make_bus(), FlakyHandler()
+        successor.subscribe("order.*", handler)
+        await successor.start()
+        await soon(successor.idle())
+
+        assert (before, handler.payloads) == (["pending"], [42])
+
+    async def test_where_nobody_ever_had_a_handler_it_is_done_at_once(
+        self, database: Path, make_bus: MakeBus
+    ) -> None:
+        """As specified: an event log needs no handlers."""
+        await make_bus().publish("order.placed")
+
+        assert list(statuses(database).values()) == ["done"]

@@ -26,7 +26,9 @@ def statuses(path: Path) -> dict[str, str]:
 def count(path: Path, *, status: str) -> int:
     """How many events have this status."""
     with connect(path) as connection:
-        return int(connection.execute("SELECT count(*) FROM events WHERE status = ?", (status,)).fetchone()[0])
+        return int(
+            connection.execute("SELECT count(*) FROM events WHERE status = ?", (status,)).fetchone()[0]
+        )
 
 
 def check_integrity(path: Path) -> None:
@@ -60,7 +62,7 @@ def check_batches_are_whole(path: Path) -> None:
     """Of every publish_many all events were stored, or none: each carries its batch and the batch's size."""
     with connect(path) as connection:
         partial = connection.execute(
-            "SELECT json_extract(payload, '$.batch') AS batch, json_extract(payload, '$.size') AS size, count(*) "
-            "FROM events WHERE batch IS NOT NULL GROUP BY batch, size HAVING count(*) <> size"
+            "SELECT json_extract(payload, '$.batch') AS batch, json_extract(payload, '$.size') AS size, "
+            "count(*) FROM events WHERE batch IS NOT NULL GROUP BY batch, size HAVING count(*) <> size"
         ).fetchall()
     assert not partial, f"partial batches (batch, size, stored): {partial}"

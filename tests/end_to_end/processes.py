@@ -1,5 +1,6 @@
 """Child processes that a test talks to, line by line, and kills."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -85,7 +86,9 @@ class Child:
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self._module} did not end within {timeout:g} s\n{self.errors()}") from None
+            raise AssertionError(
+                f"{self._module} did not end within {timeout:g} s\n{self.errors()}"
+            ) from None
 
     def errors(self) -> str:
         """What it has written to its standard error."""
@@ -101,10 +104,8 @@ class Child:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             # What a dead child did not read is of no use to anybody.
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                pass
 
 
 class RemoteError(Exception):
@@ -119,7 +120,9 @@ class RemoteBus(Child):
     """A bus in a child process that does what it is told."""
 
     def __init__(self, path: Path, folder: Path, *, prefix: Sequence[str] = (), **options: object) -> None:
-        super().__init__("remote_bus", path, folder / "history", json.dumps(options), folder=folder, prefix=prefix)
+        super().__init__(
+            "remote_bus", path, folder / "history", json.dumps(options), folder=folder, prefix=prefix
+        )
         self._answers: dict[int, dict[str, Any]] = {}
         self._commands = itertools.count(1)
 

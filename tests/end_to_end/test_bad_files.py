@@ -1,5 +1,6 @@
 """A path that no bus can be started on: a clear error, and the file is left as it was."""
 
+# ruff: noqa: ASYNC240 (a test may wait for its disk)
 import hashlib
 import os
 import shutil
@@ -30,6 +31,7 @@ Use = Callable[[Path], Awaitable[object]]
 
 async def start(path: Path) -> None:
     bus = EventBus(path)
+    bus.subscribe(lambda event: None)
     try:
         await bus.start()
     finally:
@@ -38,6 +40,7 @@ async def start(path: Path) -> None:
 
 async def publish(path: Path) -> None:
     bus = EventBus(path)
+    bus.subscribe(lambda event: None)
     try:
         await bus.publish("order.placed")
     finally:
@@ -175,7 +178,9 @@ class TestOtherSchemas:
         by_time = sorted(rows, key=lambda row: row["created_at"])
         assert [numbers[row["id"]] for row in by_time] == list(range(1, len(rows) + 1))
         assert delivered[:-1] == [
-            (row["id"], {"order": row["number"]}) for row in by_time if row["status"] in ("pending", "processing")
+            (row["id"], {"order": row["number"]})
+            for row in by_time
+            if row["status"] in ("pending", "processing")
         ]
         assert [event.id for event in dead.events] == [
             row["id"] for row in reversed(by_time) if row["status"] == "dlq"
@@ -227,7 +232,7 @@ class TestOtherSchemas:
 
 
 def make_old_tables(path: Path) -> list[dict[str, str]]:
-    """The schema of the specification, with twelve events that are not stored in the order of their creation."""
+    """The schema of the specification, with twelve events, not in the order of their creation."""
     rows: list[dict[str, str]] = []
     with connect(path) as connection:
         connection.executescript(
@@ -239,7 +244,9 @@ def make_old_tables(path: Path) -> list[dict[str, str]]:
             );
             CREATE INDEX idx_events_status ON events(status);
             CREATE INDEX idx_events_type ON events(type);
-            CREATE TABLE subscriptions (id TEXT PRIMARY KEY, event_type TEXT NOT NULL, created_at TEXT NOT NULL);
+            CREATE TABLE subscriptions (
+              id TEXT PRIMARY KEY, event_type TEXT NOT NULL, created_at TEXT NOT NULL
+            );
             INSERT INTO subscriptions VALUES ('old', 'order.*', '2020-01-01T00:00:00.000Z');
             """
         )
@@ -278,16 +285,19 @@ class TestFilesThatCannotBeWritten:
     @staticmethod
     def refuse(path: Path, tmp_path: Path) -> RemoteError:
         """What a bus says to somebody who may not write the file."""
-        with RemoteBus(path, tmp_path) as bus:
+        with RemoteBus(path, tmp_path, handlers={"ok.*": "ok"}) as bus:
             if os.getuid() == 0:
                 # Root may write whatever its permissions say.
                 bus.ask("drop_privileges")
-            with pytest.raises(RemoteError) as refused:
+            with pytest.raises(RemoteError) as at_start:
                 bus.ask("start")
-        assert refused.value.name == "StoreReadOnlyError"
-        assert str(path) in refused.value.message
-        assert "can't be" in refused.value.message
-        return refused.value
+            with pytest.raises(RemoteError) as at_publish:
+                bus.ask("publish", type="ok.event")
+        for refused in (at_start.value, at_publish.value):
+            assert refused.name == "StoreReadOnlyError"
+            assert str(path) in refused.message
+            assert "can't be" in refused.message
+        return at_start.value
 
     async def test_a_read_only_file(self, folder: Path, tmp_path: Path) -> None:
         """The file stays as it was."""
@@ -298,6 +308,19 @@ class TestFilesThatCannotBeWritten:
         self.refuse(path, tmp_path)
 
         assert path.read_bytes() == before
+
+    async def test_a_read_only_file_and_a_bus_without_handlers(self, folder: Path, tmp_path: Path) -> None:
+        """It writes nothing when it starts, and hears of it when it publishes."""
+        path = folder / "events.db"
+        await publish(path)
+        path.chmod(0o444)
+        with RemoteBus(path, tmp_path) as bus:
+            if os.getuid() == 0:
+                bus.ask("drop_privileges")
+            with pytest.raises(RemoteError) as refused:
+                bus.ask("publish", type="ok.event")
+
+        assert refused.value.name == "StoreReadOnlyError"
 
     async def test_a_read_only_folder(self, folder: Path, tmp_path: Path) -> None:
         """SQLite keeps its log beside the file, so the file alone is not enough."""

@@ -52,7 +52,7 @@ def test_eight_processes_write_one_file(path: Path, history: History, tmp_path: 
 
 
 def test_eight_processes_start_and_end_on_one_file(path: Path, history: History) -> None:
-    """Opening and closing take locks of their own: making the file, its log, and the last one's tidying up."""
+    """Opening and closing take locks of their own: to make the file, its log, and to tidy up at last."""
     counts = run_writers(path, history, "restart", seconds=5.0)
 
     asyncio.run(work_off(path, history))
@@ -83,7 +83,9 @@ async def test_publishers_wait_for_a_stranger_who_holds_the_file(path: Path, tmp
         with Child("hold_database", path, folder=tmp_path) as stranger:
             await asyncio.to_thread(stranger.expect, "held")
             async with Ticker() as ticker:
-                publishing = [asyncio.create_task(bus.publish("order.placed", number)) for number in range(20)]
+                publishing = [
+                    asyncio.create_task(bus.publish("order.placed", number)) for number in range(20)
+                ]
                 await asyncio.sleep(HOLD_SECONDS)
                 done_while_held = [task for task in publishing if task.done()]
                 stranger.say("release")

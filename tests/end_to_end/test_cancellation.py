@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import os
 import random
 import signal
 import threading
@@ -78,7 +77,9 @@ async def cancel(act: Callable[[], Awaitable[object]], turn_count: int) -> bool:
 
 def check_nothing_left_behind(before: "Left") -> None:
     """Threads end a moment after their last piece of work."""
-    wait_until(lambda: threading.active_count() <= before.thread_count, f"threads end: {threading.enumerate()}", 5.0)
+    wait_until(
+        lambda: threading.active_count() <= before.thread_count, f"threads end: {threading.enumerate()}", 5.0
+    )
     assert open_files() <= before.files
 
 
@@ -93,11 +94,11 @@ class Left:
 def open_files() -> set[str]:
     """What this process has open, where the system can tell."""
     folder = Path("/proc/self/fd")
-    links = [file for file in folder.iterdir()] if folder.exists() else []
+    links = list(folder.iterdir()) if folder.exists() else []
     names = set()
     for link in links:
         try:
-            names.add(os.readlink(link))
+            names.add(str(link.readlink()))
         except FileNotFoundError:
             continue  # the listing itself
     return {name for name in names if "events.db" in name}
@@ -203,7 +204,9 @@ def test_a_cancelled_shutdown_can_be_repeated(tmp_path: Path) -> None:
     assert run_at_every_turn(tmp_path, scenario) > 1
 
 
-def test_ctrl_c_ends_a_program_cleanly(path: Path, history: History, tmp_path: Path, rng: random.Random) -> None:
+def test_ctrl_c_ends_a_program_cleanly(
+    path: Path, history: History, tmp_path: Path, rng: random.Random
+) -> None:
     """`async with bus` drains; the exit code is the program's own; nothing acknowledged is lost."""
     for _ in range(8):
         with Child("publish_until_killed", path, history.path, folder=tmp_path) as child:

@@ -44,7 +44,10 @@ def find_mount_command(folder: Path) -> list[str] | None:
     """What gives a process a small filesystem of its own, if this user may do so on this system."""
     for flags in (["--mount"], ["--mount", "--map-root-user"]):
         command = ["unshare", *flags, "sh", "-c", _MOUNT, str(folder)]
-        if shutil.which("unshare") and subprocess.run([*command, "true"], capture_output=True).returncode == 0:
+        if (
+            shutil.which("unshare")
+            and subprocess.run([*command, "true"], capture_output=True).returncode == 0
+        ):
             return command
     return None
 
@@ -81,7 +84,8 @@ def test_a_full_disk_refuses_and_goes_on_once_there_is_room(disk: Disk, history:
     bus.ask("start")
     before = [bus.ask("publish", type="ok.before", payload="x" * 1000) for _ in range(50)]
     slow, poison = bus.begin("publish", type="slow.event"), bus.begin("publish", type="slow-poison.event")
-    in_flight = set(wait_until(lambda: len(history.of(BEGAN)) == 2 and history.of(BEGAN), "both have begun"))
+    wait_until(lambda: len(history.of(BEGAN)) == 2, "both have begun")
+    in_flight = set(history.of(BEGAN))
     wait_until(lambda: list(bus.ask("statuses").values()).count("done") == len(before), "the others are done")
     disk.fill()
     errors = [refused(lambda: bus.ask("publish", type="ok.refused", payload="x" * 1000)) for _ in range(3)]
@@ -91,7 +95,9 @@ def test_a_full_disk_refuses_and_goes_on_once_there_is_room(disk: Disk, history:
     bus.ask("release")
     wait_until(lambda: in_flight & set(history.of(DELIVERED)), "the slow handler has ended")
     wait_until(lambda: complaints(bus, "events are done"), "the bus can't write that it has")
-    wait_until(lambda: complaints(bus, "outcome of an attempt"), "the bus can't write that the other has failed")
+    wait_until(
+        lambda: complaints(bus, "outcome of an attempt"), "the bus can't write that the other has failed"
+    )
     while_full = bus.ask("statuses")
     disk.make_room()
     after = bus.ask("publish", type="ok.after")

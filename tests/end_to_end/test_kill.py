@@ -22,7 +22,9 @@ KILL_AT_START_COUNT = 25
 
 
 @pytest.mark.timeout(240)
-def test_a_hundred_kills_lose_nothing(path: Path, history: History, tmp_path: Path, rng: random.Random) -> None:
+def test_a_hundred_kills_lose_nothing(
+    path: Path, history: History, tmp_path: Path, rng: random.Random
+) -> None:
     """After each restart every event whose publish returned is done or a dead letter."""
     is_at_start = [False] * KILL_COUNT + [True] * KILL_AT_START_COUNT
     rng.shuffle(is_at_start)

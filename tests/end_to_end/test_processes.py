@@ -45,10 +45,14 @@ def test_the_owner_keeps_the_order_in_which_another_process_published(path: Path
     with new_bus(path, "owner") as owner, new_bus(path, "other") as other:
         owner.ask("start")
         other.ask("start")
-        event_ids = [event_id for _ in range(5) for event_id in other.ask("publish_many", types=["ok.event"] * 50)]
+        event_ids = [
+            event_id for _ in range(5) for event_id in other.ask("publish_many", types=["ok.event"] * 50)
+        ]
         wait_until(lambda: len(history.of(f"{DELIVERED}-by-owner")) == 250, "all events are delivered")
 
-        assert [event_id for what, event_id in history.lines() if what == f"{DELIVERED}-by-owner"] == event_ids
+        assert [
+            event_id for what, event_id in history.lines() if what == f"{DELIVERED}-by-owner"
+        ] == event_ids
 
 
 def test_a_standby_takes_over_within_a_second_when_the_owner_is_killed(path: Path, history: History) -> None:
@@ -169,7 +173,7 @@ async def test_an_inspector_does_not_take_the_dispatch_from_a_bus(path: Path) ->
 def test_a_forked_child_can_neither_use_nor_keep_what_it_inherited(
     path: Path, history: History, tmp_path: Path, is_killed: bool
 ) -> None:
-    """It is told so; its parent goes on; and when the parent is gone, the dispatch is free though the child lives."""
+    """It is told so, its parent goes on, and when the parent is gone the dispatch is free though it lives."""
     end = tmp_path / "end"
     with Child("fork_after_start", path, history.path, end, folder=tmp_path) as parent:
         child = int(parent.hear().removeprefix("child "))
@@ -202,7 +206,9 @@ def test_a_forked_child_can_neither_use_nor_keep_what_it_inherited(
     check_integrity(path)
 
 
-def test_a_forked_child_that_ends_takes_nothing_from_its_parent(path: Path, history: History, tmp_path: Path) -> None:
+def test_a_forked_child_that_ends_takes_nothing_from_its_parent(
+    path: Path, history: History, tmp_path: Path
+) -> None:
     """Whatever runs at its exit leaves the parent's threads, files and locks alone."""
     end = tmp_path / "end"
     with Child("fork_after_start", path, history.path, end, folder=tmp_path) as parent:

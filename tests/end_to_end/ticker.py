@@ -38,5 +38,7 @@ class Ticker:
         return delays[min(len(delays) - 1, int(len(delays) * fraction))]
 
     def report(self) -> str:
-        percentiles = {fraction: f"{self.percentile(fraction) * 1000:.1f} ms" for fraction in (0.5, 0.9, 0.99, 1.0)}
+        percentiles = {
+            fraction: f"{self.percentile(fraction) * 1000:.1f} ms" for fraction in (0.5, 0.9, 0.99, 1.0)
+        }
         return f"{len(self._delays)} ticks, late by {percentiles}"

@@ -332,6 +332,9 @@ def test_a_container_that_occurs_twice_is_no_cycle() -> None:
 
 
 @given(json_values)
+@example({"a" * 50: None})
+@example(["a" * 50])
+@example([0] * 50)
 def test_the_limit_is_the_encoded_size(value: object) -> None:
     """Exactly as large is accepted, one byte less is refused, with or without a copy."""
     size = len(encode(value))

@@ -53,7 +53,9 @@ async def test_2_they_are_reset_to_pending_and_count_one_more_attempt(
     """Before anything is delivered; the story of its attempts says why."""
     await leave_behind(database, "first", "processing")
     await leave_behind(database, "second", "processing", retry_count=1, errors=["boom"])
-    await make_bus().start()
+    bus = make_bus()
+    bus.subscribe("user.*", FlakyHandler())
+    await bus.start()
     rows = query(database, "SELECT status, retry_count, json_extract(last_error, '$') FROM events")
 
     assert rows == [("pending", 1, f'["{INTERRUPTED}"]'), ("pending", 2, f'["boom","{INTERRUPTED}"]')]

@@ -2,15 +2,21 @@
 
 import asyncio
 import inspect
+import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from postbus.delivery.gate import Gate
 from postbus.delivery.handler_threads import HandlerThreads
 from postbus.delivery.subscriptions import Route, Subscription
 from postbus.delivery.watchdog import Call, Watchdog
 from postbus.errors import EventBusShutdownError
 from postbus.events import Event
+from postbus.policy.circuit import OPEN_SECONDS
 from postbus.ports import Clock
+
+logger = logging.getLogger("postbus")
 
 _LONGEST_ERROR = 10_000
 
@@ -37,6 +43,8 @@ class Attempts:
         self._threads = HandlerThreads()
         self._watchdogs: dict[float, Watchdog] = {}
         self._is_stopping = False
+        # Weakly: a gate goes with its subscription.
+        self._waited_at: weakref.WeakSet[Gate] = weakref.WeakSet()
         self._on_abandoned: Callable[[Event, Failure], None] | None = None
 
     def when_abandoned(self, go_on: Callable[[Event, Failure], None]) -> None:
@@ -58,16 +66,25 @@ class Attempts:
             elif (failure := await self._call(subscription, event)) is not None:
                 return failure
         for subscription in waiting:
-            if (
-                await subscription.gate.enter()
-                and (failure := await self._call(subscription, event)) is not None
-            ):
+            if (failure := await self._call_when_open(subscription, event)) is not None:
                 return failure
         return None
 
+    async def _call_when_open(self, subscription: Subscription, event: Event) -> Failure | None:
+        gate = subscription.gate
+        self._waited_at.add(gate)
+        if self._is_stopping:
+            gate.stop_waiting()
+        if await gate.enter():
+            return await self._call(subscription, event)
+        is_by_shutdown = self._is_stopping and not gate.is_retired
+        return Failure(subscription.id, "shut down", is_by_shutdown=True) if is_by_shutdown else None
+
     def begin_stopping(self) -> None:
-        """The bus takes no new work: handlers that try to publish get to feel it."""
+        """The bus takes no new work: handlers that publish get to feel it, and nobody waits at a gate."""
         self._is_stopping = True
+        for gate in self._waited_at:
+            gate.stop_waiting()
 
     def stop(self) -> None:
         """No attempt will run any more."""
@@ -103,12 +120,21 @@ class Attempts:
                 error = _describe_timeout(subscription)
             if call.is_abandoned:
                 raise AbandonedError
-        subscription.gate.leave(error is None)
+        self._leave(subscription, succeeded=error is None)
         return None if error is None else Failure(subscription.id, error, is_by_shutdown)
+
+    def _leave(self, subscription: Subscription, *, succeeded: bool) -> None:
+        if subscription.gate.leave(succeeded):
+            logger.warning(
+                "handler of %s mostly fails: its circuit breaker is open, events wait for a probe in %g s",
+                subscription.pattern,
+                OPEN_SECONDS,
+                extra={"subscription_id": subscription.id},
+            )
 
     def _abandon(self, call: Call) -> None:
         """The handler took no notice of its cancellation: go on without it."""
-        call.subscription.gate.leave(False)
+        self._leave(call.subscription, succeeded=False)
         error = f"{_describe_timeout(call.subscription)}, and goes on nevertheless"
         if self._on_abandoned is not None:
             self._on_abandoned(call.event, Failure(call.subscription.id, error))

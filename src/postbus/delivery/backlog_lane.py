@@ -54,6 +54,8 @@ class BacklogLane:
         self._subscriptions, self._table, self._clock = subscriptions, table, clock
         self._written_rows: list[SubscriptionRow] | None = None
         self.is_owner = False
+        self.is_owner_known = False
+        self._asking = asyncio.Lock()
         self._is_stopping = False
         self._wake_up = asyncio.Event()
         self._at_rest = asyncio.Event()
@@ -65,8 +67,13 @@ class BacklogLane:
         self._alarm: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Become the owner if nobody is, recover what a crash left behind, and begin."""
-        await self._try_to_own()
+        """Become the owner if nobody is, recover what a crash left behind, and begin.
+
+        A process without handlers does not stay the owner: it leaves that to one that has some.
+        """
+        if not await self._try_to_own() and self._subscriptions.is_empty and self._lock.try_acquire():
+            await self._recover()
+            self._lock.release()
         self._backlog.watch(self.wake)
         # Without the context of whoever happens to start the bus: handlers run in it.
         self._task = asyncio.get_running_loop().create_task(
@@ -82,6 +89,7 @@ class BacklogLane:
     def wake_for_new_handler(self) -> None:
         """What was left because no handler matched may be wanted now."""
         self._unhandled_count = 0
+        self.is_owner_known = self.is_owner
         self.wake()
 
     @property
@@ -158,13 +166,25 @@ class BacklogLane:
             await self._table.replace(rows)
             self._written_rows = rows
 
+    async def find_owner(self) -> None:
+        """Make sure of who dispatches: the first handler of a process may make it the owner."""
+        await self._try_to_own()
+
     async def _try_to_own(self) -> bool:
-        if not self.is_owner and self._lock.try_acquire():
-            recovered = await self._backlog.recover(INTERRUPTED)
-            if recovered:
-                logger.info("recovered %d events that an ended process left in processing", recovered)
-            self.is_owner = True
+        """Whether this process dispatches."""
+        async with self._asking:
+            self.is_owner_known = True
+            if not self.is_owner and not self._subscriptions.is_empty and self._lock.try_acquire():
+                await self._recover()
+                # Before anything else: they tell processes without handlers that somebody wants their events.
+                await self._write_subscriptions()
+                self.is_owner = True
         return self.is_owner
+
+    async def _recover(self) -> None:
+        recovered = await self._backlog.recover(INTERRUPTED)
+        if recovered:
+            logger.info("recovered %d events that an ended process left in processing", recovered)
 
     async def _deliver_pending(self) -> None:
         after = GlobalSequence(0)

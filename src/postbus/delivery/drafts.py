@@ -18,7 +18,7 @@ _MOST_KNOWN_TYPES = 10_000
 class StatusFor(Protocol):
     """The status with which an event of this type is stored."""
 
-    def __call__(self, event_type: str, *, wait: bool) -> EventStatus:
+    def __call__(self, event_type: str, *, wait: bool) -> EventStatus | None:
         """The status."""
         ...
 

@@ -3,7 +3,7 @@
 import asyncio
 import math
 
-from postbus.policy.circuit import CircuitBreaker
+from postbus.policy.circuit import CircuitBreaker, CircuitState
 from postbus.ports import Clock
 
 
@@ -16,6 +16,7 @@ class Gate:
         self._breaker = CircuitBreaker()
         self._has_changed = asyncio.Event()
         self.is_retired = False
+        self._is_stopping = False
 
     @property
     def state(self) -> str:
@@ -27,22 +28,29 @@ class Gate:
         self.is_retired = True
         self._has_changed.set()
 
+    def stop_waiting(self) -> None:
+        """The bus shuts down: those who wait are sent away."""
+        self._is_stopping = True
+        self._has_changed.set()
+
     def try_enter(self) -> bool:
         """Whether an attempt may begin now; if so it must end in leave() or abandon()."""
         return self._breaker.try_enter(self._monotonic())
 
     async def enter(self) -> bool:
-        """Wait until an attempt may begin; False if the subscription has gone meanwhile."""
-        while not self.is_retired:
+        """Wait until an attempt may begin; False if the subscription has gone or the bus shuts down."""
+        while not self.is_retired and not self._is_stopping:
             if self.try_enter():
                 return True
             await self._wait(self._breaker.seconds_until_probe(self._monotonic()))
         return False
 
-    def leave(self, succeeded: bool) -> None:
-        """The attempt that was let in has ended."""
+    def leave(self, succeeded: bool) -> bool:
+        """The attempt that was let in has ended; whether this has opened the circuit breaker."""
+        was_open = self._breaker.state is CircuitState.OPEN
         self._breaker.record(succeeded, self._monotonic())
         self._has_changed.set()
+        return self._breaker.state is CircuitState.OPEN and not was_open
 
     def abandon(self) -> None:
         """The attempt that was let in was cut off and says nothing about the handler."""

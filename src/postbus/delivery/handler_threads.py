@@ -15,64 +15,102 @@ from typing import TypeVar
 _MOST_THREADS = 32
 
 T = TypeVar("T")
-_Work = Callable[[], None]
+
+
+class _Job:
+    """One call of a function, on its way into a thread and back."""
+
+    __slots__ = ("context", "error", "function", "future", "has_begun", "has_ended", "is_given_up", "result")
+
+    def __init__(self, function: Callable[[], object], future: "asyncio.Future[object]") -> None:
+        self.function, self.future = function, future
+        self.context = contextvars.copy_context()
+        self.has_begun = self.has_ended = self.is_given_up = False
+        self.result: object = None
+        self.error: BaseException | None = None
+
+    def call(self) -> None:
+        try:
+            self.result = self.context.run(self.function)
+        except BaseException as raised:
+            self.error = raised
+
+    def settle(self) -> None:
+        """Tell the caller, in the event loop."""
+        if isinstance(self.error, StopIteration):
+            # A future can't carry it.
+            self.future.set_exception(RuntimeError(f"handler raised {self.error!r}"))
+        elif self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
 
 
 class HandlerThreads:
     """Starts threads as they are needed and keeps them until stop()."""
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._guard = threading.Lock()
         self._thread_count = 0
         self._busy_count = 0
 
     async def run(self, function: Callable[[], T]) -> T:
         """Call it in a thread, in the caller's context; cancelling gives up waiting, not the thread."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        context = contextvars.copy_context()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        job = _Job(function, future)  # type: ignore[arg-type]
         self._busy_count += 1
-        self._work.put(lambda: self._call(loop, future, context, function))
-        if self._busy_count > self._thread_count and self._thread_count < _MOST_THREADS:
-            self._thread_count += 1
-            threading.Thread(target=self._serve, name="postbus handler", daemon=True).start()
-        return await future
+        self._jobs.put(job)
+        self._start_thread_if_needed()
+        try:
+            return await future
+        finally:
+            if future.cancelled():
+                self._give_up(job)
 
     def stop(self) -> None:
         """Let every thread end after what it is doing."""
         for _ in range(self._thread_count):
-            self._work.put(None)
+            self._jobs.put(None)
         self._thread_count = 0
 
-    def _serve(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
+    def _start_thread_if_needed(self) -> None:
+        if self._busy_count > self._thread_count and self._thread_count < _MOST_THREADS:
+            self._thread_count += 1
+            threading.Thread(target=self._serve, name="postbus handler", daemon=True).start()
 
-    def _call(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        future: "asyncio.Future[T]",
-        context: contextvars.Context,
-        function: Callable[[], T],
-    ) -> None:
-        result: T | None = None
-        error: BaseException | None = None
-        try:
-            result = context.run(function)
-        except BaseException as raised:
-            error = raised
-        # The loop may be closed when a handler outlives its bus.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(self._settle, future, result, error)
-
-    def _settle(self, future: "asyncio.Future[T]", result: T, error: BaseException | None) -> None:
+    def _give_up(self, job: _Job) -> None:
+        """Nobody waits for the job: it will not begin any more, and if it hangs another thread steps in."""
+        with self._guard:
+            job.is_given_up = True
+            is_running = job.has_begun and not job.has_ended
         self._busy_count -= 1
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        elif isinstance(error, StopIteration):
-            # A future can't carry it.
-            future.set_exception(RuntimeError(f"handler raised {error!r}"))
-        else:
-            future.set_exception(error)
+        if is_running and self._thread_count:
+            self._thread_count -= 1
+            self._start_thread_if_needed()
+
+    def _settle(self, job: _Job) -> None:
+        if not job.is_given_up:
+            self._busy_count -= 1
+            job.settle()
+
+    # From here on: one of the threads.
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            with self._guard:
+                if job.is_given_up:
+                    continue
+                job.has_begun = True
+            job.call()
+            if self._note_end(job):
+                return  # another thread is here in place of this one
+            # The loop may be closed when a handler outlives its bus.
+            with contextlib.suppress(RuntimeError):
+                job.future.get_loop().call_soon_threadsafe(self._settle, job)
+
+    def _note_end(self, job: _Job) -> bool:
+        """Whether the caller had given it up by then."""
+        with self._guard:
+            job.has_ended = True
+            return job.is_given_up

@@ -85,13 +85,14 @@ class Publisher:
         # Ids chosen by their publisher that are being delivered, and who published them again meanwhile.
         self._repeated: dict[str, list[Publication]] = {}
 
-    def status_for(self, event_type: str, *, wait: bool) -> EventStatus:
+    def status_for(self, event_type: str, *, wait: bool) -> EventStatus | None:
         """The status with which an event is stored, so that no second write has to begin its processing."""
-        if not self._lane.is_owner:
-            return EventStatus.PENDING
-        if not self._subscriptions.route(event_type).subscriptions:
-            return EventStatus.DONE
-        return EventStatus.PROCESSING if wait else EventStatus.PENDING
+        if self._lane.is_owner:
+            if not self._subscriptions.route(event_type).subscriptions:
+                return EventStatus.DONE
+            return EventStatus.PROCESSING if wait else EventStatus.PENDING
+        # A process that only publishes leaves it to the store: somebody else may have handlers.
+        return None if self._subscriptions.is_empty else EventStatus.PENDING
 
     def publish(self, drafts: Sequence[Draft], finished: "asyncio.Future[None]") -> None:
         """Set *finished* when the drafts are durable and the handlers that are waited for have finished."""
@@ -152,7 +153,7 @@ def _event_from_draft(draft: Draft, sequence: int) -> Event:
         type=draft.type,
         payload=_decode(draft.payload_json),
         created_at=draft.created_at,
-        status=draft.status,
+        status=EventStatus.PROCESSING,
         metadata=draft.metadata,
         global_sequence=GlobalSequence(sequence),
     )

@@ -56,6 +56,11 @@ class Subscriptions:
     def __iter__(self) -> Iterator[Subscription]:
         return iter(tuple(self._by_id.values()))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no handler at all."""
+        return not self._by_id
+
     def add(self, subscription: Subscription) -> None:
         """From now on its handler gets what matches."""
         self._by_id[subscription.id] = subscription

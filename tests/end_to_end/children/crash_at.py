@@ -82,7 +82,7 @@ def crash(path: str, history: str, k: str, when: str) -> int:
 
 
 def crash_in_fork(arguments: str) -> int:
-    """Its exit code. This process has opened nothing, so a fork of it is as good as a new one, and quicker."""
+    """Its exit code. This process has opened nothing: a fork of it is as good as a new one, and quicker."""
     process = os.fork()
     if process == 0:
         exit_code = 1

@@ -1,4 +1,7 @@
-"""Another program that holds the database. Argument: the database. Lines in: "release". Lines out: "held", "released"."""
+"""Another program that holds the database.
+
+Argument: the database. Lines in: "release". Lines out: "held", "released".
+"""
 
 import sqlite3
 import sys

@@ -1,6 +1,7 @@
 """Publishes for a while, or starts and ends a bus again and again for a while.
 
-Arguments: the database, the history, "publish" or "restart", seconds. Lines in: "begin". Lines out: how often.
+Arguments: the database, the history, "publish" or "restart", seconds.
+Lines in: "begin". Lines out: how often it did it.
 Any error ends it with exit code 1.
 """
 

@@ -27,7 +27,7 @@ class InMemoryEventQueue:
             failure = error
         asyncio.get_running_loop().call_soon(on_stored, sequences, failure)
         if any(
-            sequence is not None and draft.status is EventStatus.PENDING
+            sequence is not None and self._state.by_id[draft.id].status is EventStatus.PENDING
             for sequence, draft in zip(sequences, drafts, strict=False)
         ):
             self._state.announce_pending()

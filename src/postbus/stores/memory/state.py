@@ -50,10 +50,12 @@ class State:
     def insert(self, draft: Draft) -> Record:
         """Keep one more event under the next sequence number."""
         self.last_sequence += 1
-        record = Record(GlobalSequence(self.last_sequence), _detach(draft), draft.status)
+        unrouted = EventStatus.PENDING if self.subscriptions else EventStatus.DONE
+        status = unrouted if draft.status is None else draft.status
+        record = Record(GlobalSequence(self.last_sequence), _detach(draft), status)
         self.records[record.sequence] = record
         self.by_id[draft.id] = record
-        self.by_status[draft.status].add(record.sequence)
+        self.by_status[status].add(record.sequence)
         return record
 
     def delete(self, record: Record) -> None:

@@ -90,7 +90,8 @@ class SQLiteBacklog:
         self._data_version = version
         on_change, loop = self._on_change, self._loop
         if on_change is not None and loop is not None:
-            has_become_owner = not self._lock.is_held and self._try_to_own()
+            is_standby = self._lock.is_wanted and not self._lock.is_held
+            has_become_owner = is_standby and self._try_to_own()
             if has_changed or has_become_owner:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(on_change)

@@ -28,7 +28,7 @@ Check = Callable[[sqlite3.Connection, Path], None]
 
 
 def open_connection(
-    path: Path, synchronous: str, *, check: Check = lambda connection, path: None, read_only: bool = False
+    path: Path, synchronous: str, *, check: Check | None = None, read_only: bool = False
 ) -> sqlite3.Connection:
     """A connection in WAL mode on which every transaction is begun and ended by hand.
 
@@ -45,7 +45,8 @@ def open_connection(
             cached_statements=512,
         )
         try:
-            check(connection, path)
+            if check is not None:
+                check(connection, path)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA synchronous = {synchronous}")
             # Before 3.51.3 two connections that checkpoint at once can corrupt the file,

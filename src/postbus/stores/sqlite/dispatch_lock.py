@@ -19,6 +19,8 @@ class FileDispatchLock:
         self._path = Path(f"{database.resolve()}-dispatch")
         self._guard = threading.Lock()
         self._file: int | None = None
+        # Asked for and not released since.
+        self.is_wanted = False
         _held_locks.add(self)
 
     @property
@@ -28,6 +30,7 @@ class FileDispatchLock:
 
     def try_acquire(self) -> bool:
         """Become or stay the owner, without waiting. Safe from any thread."""
+        self.is_wanted = True
         with self._guard:
             if self._file is None:
                 self._file = _lock_file(self._path)
@@ -35,6 +38,7 @@ class FileDispatchLock:
 
     def release(self) -> None:
         """Let another process become the owner. Idempotent."""
+        self.is_wanted = False
         with self._guard:
             if self._file is not None:
                 os.close(self._file)

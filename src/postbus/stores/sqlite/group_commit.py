@@ -12,6 +12,7 @@ from postbus.events import Draft, GlobalSequence
 from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.connection import translated_errors
+from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
 from postbus.stores.sqlite.jobs import Call, Insert, Job
 from postbus.stores.sqlite.rows import draft_to_row, drafts_to_json, moment_to_text, sequences_to_json
 
@@ -21,6 +22,9 @@ _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 _LOCK_TIMEOUT = 60.0
 # After so many rows the log is copied into the database file.
 _CHECKPOINT_ROWS = 8_000
+# A group with more payload is written event by event: SQLite takes no text of more than a gigabyte,
+# and the text of a group is one more copy of all its payloads.
+_LARGEST_STATEMENT = 16 * 1024 * 1024
 # A commit without rows of ours still adds pages to the log.
 _ROWS_PER_COMMIT = 4
 
@@ -31,7 +35,9 @@ class GroupCommit:
     def __init__(self, path: Path, connection: sqlite3.Connection, clock: Clock) -> None:
         self._path, self._connection, self._clock = path, connection, clock
         self._rows_since_checkpoint = 0
+        self._turn = FileDispatchLock(path)
         with translated_errors(path):
+            connection.execute(_QUERIES["create_unrouted_view"])
             connection.execute(_QUERIES["create_group_view"])
             connection.execute(_QUERIES["create_group_trigger"])
             self._last_sequence = self._read_last_sequence()
@@ -58,12 +64,19 @@ class GroupCommit:
             return False
         return True
 
-    def checkpoint_if_due(self) -> None:
-        """Copy the write-ahead log into the database before it grows large. A failed try loses nothing."""
-        if self._rows_since_checkpoint >= _CHECKPOINT_ROWS:
-            self._rows_since_checkpoint = 0
-            with contextlib.suppress(sqlite3.Error):
+    def checkpoint_if_due(self, is_owner: bool) -> None:
+        """Copy the write-ahead log into the database before it grows large. A failed try loses nothing.
+
+        One process at a time may do it: the owner of the dispatch, or while there is none whoever
+        keeps a new one from coming up meanwhile.
+        """
+        if self._rows_since_checkpoint < _CHECKPOINT_ROWS:
+            return
+        self._rows_since_checkpoint = 0
+        with contextlib.suppress(sqlite3.Error, StoreError):
+            if is_owner or self._turn.try_acquire():
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        self._turn.release()
 
     def note_foreign_commits(self) -> None:
         """Others have written, who leave the checkpoints to us."""
@@ -76,7 +89,8 @@ class GroupCommit:
 
     def _write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
         plain = [job for job in jobs if isinstance(job, Insert) and job.is_plain]
-        if len(plain) == len(jobs) and self._write_at_once(plain, finished):
+        is_simple = len(plain) == len(jobs) and sum(job.size for job in plain) <= _LARGEST_STATEMENT
+        if is_simple and self._write_at_once(plain, finished):
             return
         self._begin()
         try:
@@ -131,7 +145,7 @@ class GroupCommit:
         self._rows_since_checkpoint += len(drafts) + _ROWS_PER_COMMIT
 
     def _insert_in_order(self, job: Insert) -> None:
-        if job.is_plain:
+        if job.is_plain and job.size <= _LARGEST_STATEMENT:
             self._insert((job,), ())
         else:
             job.sequences = [self._insert_one(draft) for draft in job.drafts]

@@ -27,6 +27,11 @@ class Insert:
         """Whether every draft is new for certain."""
         return not any(draft.is_idempotent for draft in self.drafts)
 
+    @property
+    def size(self) -> int:
+        """Bytes of payload."""
+        return sum(len(draft.payload_json) for draft in self.drafts)
+
     def settle(self) -> None:
         """Tell the publisher, in the event loop."""
         self.on_stored(() if self.error else self.sequences, self.error)

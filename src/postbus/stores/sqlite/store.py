@@ -31,6 +31,7 @@ _READ_EVENT = _QUERIES["read_event"].format(columns=COLUMNS)
 _DURABILITY = ("FULL", "NORMAL", "EXTRA")
 
 T = TypeVar("T")
+_Opened = tuple[sqlite3.Connection, GroupCommit]
 
 
 class SQLiteStore:
@@ -64,10 +65,10 @@ class SQLiteStore:
         """Open or create the file and bring its schema up to date. Idempotent."""
         async with self._opening:
             if self._writer is None:
-                writing = await self._connect()
+                writing, commit = await self._connect()
                 self.backlog.begin_watching(writing)
                 self._writer = Writer(
-                    self.path, GroupCommit(self.path, writing, self._clock), self.backlog.look
+                    self.path, commit, self.backlog.look, lambda: self.dispatch_lock.is_held
                 )
                 self._reader = ThreadPoolExecutor(1, f"postbus reader {self.path.name}")
                 self._was_closed = False
@@ -117,10 +118,8 @@ class SQLiteStore:
     async def read_committed(self, run: Callable[[sqlite3.Connection], T]) -> T:
         """Run a query beside the writer on what is committed at this moment."""
         await self._open_on_first_use()
-        reading = asyncio.get_running_loop().run_in_executor(
-            self._reader, patiently, lambda: self._read(run), self._is_closing
-        )
-        return await reading
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reader, patiently, lambda: self._read(run), self._is_closing)
 
     async def _open_on_first_use(self) -> None:
         # Not again after close(): a handler that outlives its bus must not open the file behind its back.
@@ -134,7 +133,7 @@ class SQLiteStore:
             return
         if os.getpid() != self._process:
             raise BusLoopError(
-                f"the store on {self.path} was opened before this process was forked; open a store in the child"
+                f"the store on {self.path} was opened before this process was forked; open one in the child"
             )
         if asyncio.get_running_loop() is not self._loop:
             raise BusLoopError(
@@ -149,7 +148,7 @@ class SQLiteStore:
                 self._reading = open_connection(self.path, self._synchronous, read_only=True)
             return run(self._reading)
 
-    async def _connect(self) -> sqlite3.Connection:
+    async def _connect(self) -> _Opened:
         given_up = threading.Event()
         opening = asyncio.get_running_loop().run_in_executor(None, patiently, self._open_connection, given_up)
         try:
@@ -160,15 +159,15 @@ class SQLiteStore:
             opening.add_done_callback(_close_unwanted)
             raise
 
-    def _open_connection(self) -> sqlite3.Connection:
+    def _open_connection(self) -> _Opened:
         connection = open_connection(self.path, self._synchronous, check=check_ours)
         try:
             with translated_errors(self.path):
                 migrate(connection, self.path, self._clock.now())
+            return connection, GroupCommit(self.path, connection, self._clock)
         except BaseException:
             connection.close()
             raise
-        return connection
 
     def _close_files(self) -> None:
         atexit.unregister(self._close_files)
@@ -188,6 +187,6 @@ class SQLiteStore:
         self.dispatch_lock.release()
 
 
-def _close_unwanted(opening: "asyncio.Future[sqlite3.Connection]") -> None:
+def _close_unwanted(opening: "asyncio.Future[_Opened]") -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+        opening.result()[0].close()

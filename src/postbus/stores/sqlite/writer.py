@@ -53,8 +53,10 @@ os.register_at_fork(after_in_child=_count_fork)
 class Writer:
     """Runs a GroupCommit in a thread. Everything public is called in the event loop."""
 
-    def __init__(self, path: Path, commit: GroupCommit, tick: Callable[[], bool]) -> None:
-        self._path, self._commit, self._tick = path, commit, tick
+    def __init__(
+        self, path: Path, commit: GroupCommit, tick: Callable[[], bool], is_owner: Callable[[], bool]
+    ) -> None:
+        self._path, self._commit, self._tick, self._is_owner = path, commit, tick, is_owner
         self._loop = asyncio.get_running_loop()
         self._fork_count = _fork_count
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -180,6 +182,7 @@ class Writer:
                 self._is_writing = True
                 self._write(jobs)
                 self._is_writing = False
+            self._commit.checkpoint_if_due(self._is_owner())
             if time.monotonic() - looked_at >= _TICK:
                 if self._tick():
                     self._commit.note_foreign_commits()

@@ -19,6 +19,12 @@ FROM events_before_postbus ORDER BY created_at, rowid;
 -- name: drop_old_events
 DROP TABLE events_before_postbus;
 
+-- name: create_unrouted_view
+-- The status of an event whose publisher has no handlers: it waits if anybody has ever subscribed, so
+-- that a process that only publishes loses nothing while the one with the handlers is down.
+CREATE TEMP VIEW postbus_unrouted AS
+SELECT CASE WHEN EXISTS (SELECT 1 FROM subscriptions) THEN 'pending' ELSE 'done' END AS status;
+
 -- name: create_group_view
 -- One row inserted here is one group: new events and finished ones in a single statement, so that
 -- the writer's thread lets go of the GIL once for a group and not once for every statement of it.
@@ -35,8 +41,8 @@ BEGIN
     INSERT INTO events (global_sequence, id, type, payload, status, metadata, created_at, updated_at)
     SELECT new.last_sequence + 1 + key,
         json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
-        json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'),
-        json_extract(value, '$[5]')
+        coalesce(json_extract(value, '$[3]'), (SELECT status FROM postbus_unrouted)),
+        json_extract(value, '$[4]'), json_extract(value, '$[5]'), json_extract(value, '$[5]')
     FROM json_each(new.new_events);
     UPDATE events SET status = 'done', updated_at = new.now
     WHERE global_sequence IN (SELECT value FROM json_each(new.finished)) AND status = 'processing';
@@ -50,14 +56,15 @@ SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events';
 
 -- name: insert_event
 INSERT INTO events (id, type, payload, status, metadata, created_at, updated_at)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6)
+VALUES (?1, ?2, ?3, coalesce(?4, (SELECT status FROM postbus_unrouted)), ?5, ?6, ?6)
 RETURNING global_sequence;
 
 -- name: insert_event_once
 -- A given id that is stored already is no error and stores nothing. (ON CONFLICT DO NOTHING
 -- would use up a number each time.)
 INSERT INTO events (id, type, payload, status, metadata, created_at, updated_at)
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?6 WHERE NOT EXISTS (SELECT 1 FROM events WHERE id = ?1)
+SELECT ?1, ?2, ?3, coalesce(?4, (SELECT status FROM postbus_unrouted)), ?5, ?6, ?6
+WHERE NOT EXISTS (SELECT 1 FROM events WHERE id = ?1)
 RETURNING global_sequence;
 
 -- name: fail_event
