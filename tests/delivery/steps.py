@@ -83,6 +83,13 @@ def start(awaitable: Awaitable[T]) -> "asyncio.Future[T]":
     return asyncio.ensure_future(awaitable)
 
 
+async def begin(awaitable: Awaitable[T]) -> "asyncio.Future[T]":
+    """Let it run beside the test, up to the point where it waits for something."""
+    begun = start(awaitable)
+    await asyncio.sleep(0)
+    return begun
+
+
 def query(path: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
     """Rows of the file, read past postbus."""
     with closing(sqlite3.connect(path)) as connection, connection:

@@ -16,6 +16,7 @@ from tests.delivery.steps import (
     query,
     soon,
     start,
+    until,
 )
 
 ONE_ATTEMPT = RetryPolicy(max_retries=0)
@@ -134,10 +135,26 @@ class TestWaiting:
 
         assert handler.moments == [0, 0, 0, 0, 0, 30]
 
+    async def test_those_for_other_handlers_are_not_held_up(self, make_bus: MakeBus) -> None:
+        """Where nobody waits for them: the healthy handler has its event while the other one's waits."""
+        manual = ManualClock()
+        bus, sick, healthy = make_bus(clock=manual, retry=ONE_ATTEMPT), FlakyHandler(4), FlakyHandler()
+        bus.subscribe("order.*", sick)
+        bus.subscribe("user.*", healthy)
+        await publish(bus, 4)
+        await bus.publish("order.placed", wait=False)
+        await bus.publish("user.created", wait=False)
+        await until(lambda: bool(healthy.events))
+        seen_before = len(sick.events)
+        await manual.advance(30)
+        await soon(bus.idle())
+
+        assert (seen_before, len(sick.events)) == (4, 5)
+
     async def test_events_that_nobody_waits_for_wait_as_well(
         self, database: Path, bus: EventBus, clock: ManualClock
     ) -> None:
-        """And hold up none of those for other handlers that come behind them."""
+        """And are done when the handler has seen them."""
         sick, healthy = FlakyHandler(4), FlakyHandler()
         bus.subscribe("order.*", sick)
         bus.subscribe("user.*", healthy)

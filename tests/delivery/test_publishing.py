@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from postbus import DuplicateEventIdError, Event, EventBus, EventStatus, InvalidPayloadError, NewEvent
-from tests.delivery.steps import BlockingHandler, FlakyHandler, MakeBus, query, soon, start, statuses
+from tests.delivery.steps import (
+    BlockingHandler,
+    FlakyHandler,
+    MakeBus,
+    begin,
+    query,
+    soon,
+    start,
+    statuses,
+    until,
+)
 
 
 class TestWaitFalse:
@@ -208,10 +218,10 @@ class TestGivenId:
         """The first and those whose event is not stored because of the first."""
         bus, handler = make_bus(), BlockingHandler()
         bus.subscribe("order.*", handler)
-        publishing = [start(bus.publish("order.placed", event_id="order-42")) for _ in range(5)]
+        await bus.start()
+        publishing = [await begin(bus.publish("order.placed", event_id="order-42")) for _ in range(5)]
         await soon(handler.started.wait())
-        # Two round trips through the file: whoever would not wait is done.
-        await bus.publish("user.created")
+        # Stored later than those: whoever would not wait is done.
         await bus.publish("user.created")
         done_before = [task.done() for task in publishing]
         handler.released.set()
@@ -226,8 +236,7 @@ class TestGivenId:
         bus.subscribe("order.*", handler)
         first = start(bus.publish("order.placed", event_id="order-42"))
         await soon(handler.started.wait())
-        second = start(bus.publish("order.placed", event_id="order-42"))
-        await bus.publish("user.created")
+        second = await begin(bus.publish("order.placed", event_id="order-42"))
         await bus.publish("user.created")
         was_done = second.done()
         handler.released.set()
@@ -242,8 +251,7 @@ class TestGivenId:
         first = start(bus.publish("order.placed", event_id="order-42"))
         await soon(handler.started.wait())
         first.cancel()
-        second = start(bus.publish("order.placed", event_id="order-42"))
-        await bus.publish("user.created")
+        second = await begin(bus.publish("order.placed", event_id="order-42"))
         await bus.publish("user.created")
         was_done = second.done()
         handler.released.set()
@@ -270,10 +278,9 @@ class TestGivenId:
         bus.subscribe("quick.*", quick)
         first = start(bus.publish("slow.one", event_id="a"))
         await soon(handler.started.wait())
-        second = start(bus.publish("slow.one", event_id="a"))
-        await bus.publish("user.created")
-        many = start(bus.publish_many([NewEvent("slow.one", event_id="a"), ("quick.one", 2)]))
-        await bus.publish("user.created")
+        second = await begin(bus.publish("slow.one", event_id="a"))
+        many = await begin(bus.publish_many([NewEvent("slow.one", event_id="a"), ("quick.one", 2)]))
+        await until(lambda: bool(quick.events))
         handler.released.set()
         await soon(asyncio.gather(first, second, many))
 

@@ -194,7 +194,9 @@ class TestHandlersThatResist:
         for type in ("order.slow", "order.quick"):
             await bus.publish(type, wait=False)
         await soon(handler.started.wait())
+        # Its time, and the grace that a cancelled handler has.
         await manual.advance(5)
+        await manual.advance(1)
         await until(lambda: bool(others.events))
         await soon(bus.idle())
         released.set()

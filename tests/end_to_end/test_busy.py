@@ -94,7 +94,7 @@ async def test_publishers_wait_for_a_stranger_who_holds_the_file(path: Path, tmp
     assert not done_while_held
     assert sorted(delivered) == sorted(event_ids)
     assert statuses(path) == dict.fromkeys(event_ids, "done")
-    assert ticker.percentile(0.99) < 0.05, ticker.report()
+    assert ticker.percentile(0.99) < 0.5, ticker.report()
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["new file", "old file"])
@@ -117,7 +117,7 @@ async def test_a_bus_that_starts_waits_for_a_stranger_who_holds_the_file(
     await bus.shutdown()
 
     assert statuses(path)[event_id] == "done"
-    assert ticker.percentile(0.99) < 0.05, ticker.report()
+    assert ticker.percentile(0.99) < 0.5, ticker.report()
 
 
 async def test_a_bus_is_started_and_shut_down_quickly(path: Path) -> None:

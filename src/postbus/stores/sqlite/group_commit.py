@@ -25,6 +25,8 @@ _CHECKPOINT_ROWS = 8_000
 # A group with more payload is written event by event: SQLite takes no text of more than a gigabyte,
 # and the text of a group is one more copy of all its payloads.
 _LARGEST_STATEMENT = 16 * 1024 * 1024
+# Fewer events are written one by one: what a group costs beyond its events is more than that.
+_SMALLEST_GROUP = 4
 # A commit without rows of ours still adds pages to the log.
 _ROWS_PER_COMMIT = 4
 
@@ -88,25 +90,25 @@ class GroupCommit:
             self._connection.close()
 
     def _write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
-        plain = [job for job in jobs if isinstance(job, Insert) and job.is_plain]
-        is_simple = len(plain) == len(jobs) and sum(job.size for job in plain) <= _LARGEST_STATEMENT
-        if is_simple and self._write_at_once(plain, finished):
+        inserts = _as_one_insert(jobs)
+        if inserts and self._write_at_once(inserts, finished):
             return
         self._begin()
         try:
-            self._last_sequence = self._read_last_sequence()
-            self._insert((), finished)
-            for job in jobs:
-                if isinstance(job, Call):
-                    job.run(self._connection)
-                else:
-                    self._insert_in_order(job)
+            if inserts:
+                self._last_sequence = self._read_last_sequence()
+                self._insert(inserts, finished)
+            else:
+                self._finish(finished)
+                for job in jobs:
+                    self._write_job(job)
             self._connection.execute("COMMIT")
         except BaseException:
             # SQLite has rolled back by itself after some errors.
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+        self._rows_since_checkpoint += _ROWS_PER_COMMIT
 
     def _write_at_once(self, plain: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
         """One statement that is its own transaction; whether the numbers were free and no one in the way."""
@@ -132,23 +134,29 @@ class GroupCommit:
                 # Not in step with the other processes that wait.
                 time.sleep(random.uniform(0.001, 0.02))
 
-    def _insert(self, plain: Sequence[Insert], finished: Sequence[GlobalSequence]) -> None:
-        drafts = [draft for job in plain for draft in job.drafts]
+    def _insert(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> None:
+        drafts = [draft for job in inserts for draft in job.drafts]
         now = moment_to_text(self._clock.now())
         values = (self._last_sequence, drafts_to_json(drafts), sequences_to_json(finished), now)
         self._connection.execute(_QUERIES["write_group"], values)
         next_sequence = self._last_sequence + 1
-        for job in plain:
+        for job in inserts:
             job.sequences = range(next_sequence, next_sequence + len(job.drafts))
             next_sequence += len(job.drafts)
         self._last_sequence += len(drafts)
-        self._rows_since_checkpoint += len(drafts) + _ROWS_PER_COMMIT
+        self._rows_since_checkpoint += len(drafts)
 
-    def _insert_in_order(self, job: Insert) -> None:
-        if job.is_plain and job.size <= _LARGEST_STATEMENT:
-            self._insert((job,), ())
+    def _finish(self, finished: Sequence[GlobalSequence]) -> None:
+        if finished:
+            values = (moment_to_text(self._clock.now()), sequences_to_json(finished))
+            self._connection.execute(_QUERIES["finish_events"], values)
+
+    def _write_job(self, job: Job) -> None:
+        if isinstance(job, Call):
+            job.run(self._connection)
         else:
             job.sequences = [self._insert_one(draft) for draft in job.drafts]
+            self._rows_since_checkpoint += len(job.drafts)
 
     def _insert_one(self, draft: Draft) -> int | None:
         """Its number; None if it has a given id that is stored already."""
@@ -161,3 +169,11 @@ class GroupCommit:
 
     def _read_last_sequence(self) -> int:
         return int(self._connection.execute(_QUERIES["last_sequence"]).fetchone()[0])
+
+
+def _as_one_insert(jobs: Sequence[Job]) -> list[Insert]:
+    """The jobs, if all of them fit into one statement and are enough to be worth it."""
+    inserts = [job for job in jobs if isinstance(job, Insert) and job.is_plain]
+    is_large_enough = sum(len(job.drafts) for job in inserts) >= _SMALLEST_GROUP
+    fits = len(inserts) == len(jobs) and sum(job.size for job in inserts) <= _LARGEST_STATEMENT
+    return inserts if is_large_enough and fits else []

@@ -32,7 +32,8 @@ _SECONDS_AFTER_ERROR = 1.0
 _TICK = 0.02
 # A writer that is not done after this long may be waiting for a busy event loop to let go of the GIL.
 _NUDGE_AFTER = 0.002
-_NUDGE_SECONDS = 0.002
+_NUDGE_SECONDS = 0.004
+_BUSY_SHARE = 0.5
 # From so many waiting jobs on it pays to hand over half a group, so that loop and writer work side by side.
 _LEAST_HAND_OVER = 32
 
@@ -64,10 +65,11 @@ class Writer:
         self._finished: deque[GlobalSequence] = deque()
         self._is_flush_due = False
         self._is_nudge_due = False
-        self._nudge_at = 0.0
+        self._armed_with = (0, 0.0, 0.0)
         self._is_writing = False
         self._group_size = 0
-        self._progress = threading.Event()
+        self._taken = threading.Event()
+        self._written = threading.Event()
         self._written_count = self._settled_count = 0
         self._is_closed = False
         # A daemon: a program that ends without shutdown() must not hang; the store closes it at exit.
@@ -142,27 +144,29 @@ class Writer:
         Without this it would get the GIL only when the loop has nothing left to do,
         and the two would always wait for each other.
         """
-        self._progress.clear()
-        self._progress.wait(_NUDGE_SECONDS)
+        self._taken.clear()
+        self._taken.wait(_NUDGE_SECONDS)
 
     def _arm_nudge(self) -> None:
         self._is_nudge_due = True
-        self._nudge_at = self._loop.time() + _NUDGE_AFTER
-        self._loop.call_at(self._nudge_at, self._nudge)
+        self._armed_with = (self._settled_count, time.monotonic(), time.thread_time())
+        self._loop.call_later(_NUDGE_AFTER, self._nudge)
 
     def _nudge(self) -> None:
         """Let go of the GIL for a moment when this loop is so busy that the writer starves.
 
-        A thread waits up to 5 ms for the GIL each time; a loop that is idle lets go
-        of it by itself, and then a slow commit is the disk's doing.
+        The writer waits up to 5 ms for the GIL, several times for each group. An idle loop lets
+        go of it by itself, and then a slow commit is the disk's doing and none of our business.
         """
         self._is_nudge_due = False
         if not self._unsettled:
             return
-        is_late = self._loop.time() - self._nudge_at > _NUDGE_AFTER / 2
-        if is_late and self._written_count == self._settled_count:
-            self._progress.clear()
-            self._progress.wait(_NUDGE_SECONDS)
+        settled_count, armed_at, worked_before = self._armed_with
+        is_stuck = settled_count == self._settled_count == self._written_count
+        worked = time.thread_time() - worked_before
+        if is_stuck and worked > _BUSY_SHARE * (time.monotonic() - armed_at):
+            self._written.clear()
+            self._written.wait(_NUDGE_SECONDS)
         self._arm_nudge()
 
     def _settle(self, jobs: Sequence[Job]) -> None:
@@ -203,13 +207,13 @@ class Writer:
     def _write(self, jobs: list[Job]) -> None:
         finished = [self._finished.popleft() for _ in range(len(self._finished))]
         self._group_size = len(jobs)
-        self._progress.set()
+        self._taken.set()
         if not self._commit.write(jobs, finished):
             # They are done all the same: the next commit takes them along.
             self._finished.extendleft(reversed(finished))
         if jobs:
             self._written_count += 1
-            self._progress.set()
+            self._written.set()
             # The loop may be closed already when a program ends without shutdown().
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._settle, jobs)

@@ -67,6 +67,10 @@ SELECT ?1, ?2, ?3, coalesce(?4, (SELECT status FROM postbus_unrouted)), ?5, ?6, 
 WHERE NOT EXISTS (SELECT 1 FROM events WHERE id = ?1)
 RETURNING global_sequence;
 
+-- name: finish_events
+UPDATE events SET status = 'done', updated_at = ?
+WHERE global_sequence IN (SELECT value FROM json_each(?)) AND status = 'processing';
+
 -- name: fail_event
 UPDATE events SET retry_count = ?, last_error = ?, updated_at = ?
 WHERE global_sequence = ? AND status = 'processing';

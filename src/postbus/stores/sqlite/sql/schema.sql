@@ -35,7 +35,8 @@ CREATE TABLE events (
 CREATE INDEX idx_events_status ON events (status, global_sequence) WHERE status IN ('pending', 'processing');
 
 -- name: index_events_by_type
-CREATE INDEX idx_events_type ON events (type, global_sequence) WHERE status <> 'done';
+-- Only dead letters are looked up by their type.
+CREATE INDEX idx_events_type ON events (type, global_sequence) WHERE status = 'dlq';
 
 -- name: index_dead_letters
 CREATE INDEX idx_events_dlq ON events (created_at, global_sequence) WHERE status = 'dlq';
