@@ -24,9 +24,9 @@ from tests.end_to_end.database import (
 )
 from tests.end_to_end.history import History
 from tests.end_to_end.processes import Child
-from tests.end_to_end.wal import Log, checkpoint_progress, damage_tail
+from tests.end_to_end.wal import Log, SharedMemory, damage_tail
 
-SNAPSHOT_COUNT = 20
+SNAPSHOT_COUNT = 30
 
 
 class Snapshot:
@@ -43,22 +43,16 @@ class Snapshot:
             shutil.copyfile(f"{path}{suffix}", f"{self.path}{suffix}")
         child.signal(signal.SIGCONT)
         self.log = Log(Path(f"{self.path}-wal"))
-        self.backfilled, self.attempted = checkpoint_progress(Path(f"{self.path}-shm"))
+        self.memory = SharedMemory(Path(f"{self.path}-shm"))
 
-    def safe_size(self) -> int:
-        """The end of the last commit that has an acknowledged event in it: all before was synced.
+    @property
+    def is_log_current(self) -> bool:
+        """A log that is begun anew has been copied into the database from end to end, and that synced."""
+        return self.memory.salt == self.log.salt
 
-        A checkpoint syncs the log before it copies from it, so that much is safe too.
-        """
-        ends, low, high = self.log.commit_ends, 0, len(self.log.commit_ends)
-        if not ends:
-            return len(self.log.content)
-        while low < high:
-            middle = (low + high) // 2
-            probe = self.restore("probe", self.log.content[: ends[middle]])
-            low, high = (low, middle) if self.acknowledged <= set(statuses(probe)) else (middle + 1, high)
-        assert low < len(ends), f"acknowledged and in no commit\n{self.history.story(self.acknowledged)}"
-        return max(ends[low], self.log.end_of_frame(min(self.attempted, len(self.log.pages))))
+    def synced_size(self) -> int:
+        """So many bytes of the log are on the disk for certain."""
+        return self.log.end_of_frame(self.memory.committed) if self.is_log_current else 0
 
     def restore(self, name: str, log: bytes, database: bytes | None = None) -> Path:
         """The files as the disk would have them after the cut, which no shared memory survives."""
@@ -74,7 +68,8 @@ class Snapshot:
         """Pages that an unfinished checkpoint was about to copy may be anything: the log has them too."""
         content = bytearray(self.path.read_bytes())
         size = self.log.page_size
-        for page in self.log.pages[: self.attempted] if self.backfilled < self.attempted else ():
+        is_unfinished = self.is_log_current and self.memory.backfilled < self.memory.attempted
+        for page in self.log.pages[: self.memory.attempted] if is_unfinished else ():
             if page * size <= len(content) and rng.random() < 0.5:
                 content[(page - 1) * size : page * size] = rng.randbytes(size)
         return bytes(content)
@@ -91,7 +86,7 @@ def test_a_power_cut_loses_nothing_acknowledged(
         child.expect("acknowledged")
         snapshots = []
         for number in range(SNAPSHOT_COUNT):
-            time.sleep(rng.uniform(0.0, 0.3))
+            time.sleep(rng.uniform(0.0, 0.2))
             snapshots.append(Snapshot(child, path, history, tmp_path / f"snapshot-{number}"))
 
     tails = [check_snapshot(snapshot, rng) for snapshot in snapshots]
@@ -102,8 +97,8 @@ def test_a_power_cut_loses_nothing_acknowledged(
 
 def check_snapshot(snapshot: Snapshot, rng: random.Random) -> int:
     """Everything acknowledged survives every kind of damage; how many bytes could be damaged."""
-    safe_size = snapshot.safe_size()
-    for name, log in damage_tail(snapshot.log.content, safe_size, rng).items():
+    synced_size = snapshot.synced_size()
+    for name, log in damage_tail(snapshot.log.content, synced_size, rng).items():
         path = snapshot.restore(name, log, snapshot.torn_database(rng))
         try:
             check_integrity(path)
@@ -112,12 +107,12 @@ def check_snapshot(snapshot: Snapshot, rng: random.Random) -> int:
             assert not lost, snapshot.history.story(lost)
         except (AssertionError, sqlite3.Error) as error:
             raise AssertionError(f"{snapshot.folder.name}, {name}: {error!r}") from error
-    path = snapshot.restore("recovered", snapshot.log.content[:safe_size])
+    path = snapshot.restore("recovered", snapshot.log.content[:synced_size])
     asyncio.run(recover(path, snapshot.history))
     check_nothing_lost(path, snapshot.history, snapshot.acknowledged)
     check_nothing_stuck(path, snapshot.history)
     shutil.rmtree(snapshot.folder)
-    return len(snapshot.log.content) - safe_size
+    return len(snapshot.log.content) - synced_size
 
 
 async def recover(path: Path, history: History) -> None:

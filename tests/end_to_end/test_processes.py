@@ -16,8 +16,8 @@ from tests.end_to_end.processes import Child, RemoteBus, RemoteError, wait_until
 HANDLERS = {"ok.*": "ok", "slow.*": "slow", "poison.*": "poison"}
 
 
-def new_bus(path: Path, name: str) -> RemoteBus:
-    return RemoteBus(path, path.parent, name=f"-by-{name}", handlers=HANDLERS)
+def new_bus(path: Path, name: str, **options: object) -> RemoteBus:
+    return RemoteBus(path, path.parent, name=f"-by-{name}", handlers=HANDLERS, bus=options)
 
 
 def wait_for_status(path: Path, event_id: str, status: str, timeout: float = 30.0) -> None:
@@ -59,12 +59,14 @@ def test_a_standby_takes_over_within_a_second_when_the_owner_is_killed(path: Pat
     """It takes up what the owner was at, and what was pending."""
     with new_bus(path, "owner") as owner, new_bus(path, "standby") as standby:
         owner.ask("start")
-        standby.ask("start")
-        standby.ask("release")
         owner.begin("publish", type="slow.event")
         (in_flight,) = wait_until(lambda: history.of(f"{BEGAN}-by-owner"), "the owner's handler has begun")
+        # It writes no more: from here on only its death can tell the standby anything.
         owner.signal(signal.SIGSTOP)
+        standby.ask("start")
+        standby.ask("release")
         pending = standby.ask("publish", type="ok.event")
+        standby.ask("idle")
         owner.process.kill()
         killed_at = time.monotonic()
         wait_until(
@@ -80,15 +82,20 @@ def test_a_standby_takes_over_within_a_second_when_the_owner_is_killed(path: Pat
 
 
 def test_a_standby_takes_over_at_once_when_the_owner_shuts_down(path: Path, history: History) -> None:
-    """From then on its own events are delivered before publish returns."""
-    with new_bus(path, "owner") as owner, new_bus(path, "standby") as standby:
+    """It delivers what the owner had to put back, no attempt counted, and from then on its own events."""
+    with new_bus(path, "owner", shutdown_timeout=0.1) as owner, new_bus(path, "standby") as standby:
         owner.ask("start")
         standby.ask("start")
+        standby.ask("release")
+        owner.begin("publish", type="slow.event")
+        (in_flight,) = wait_until(lambda: history.of(f"{BEGAN}-by-owner"), "the owner's handler has begun")
         owner.ask("shutdown")
+        wait_for_status(path, in_flight, "done", timeout=1.0)
         event_id = standby.ask("publish", type="ok.event")
-        wait_for_status(path, event_id, "done", timeout=1.0)
 
-        assert history.of(f"{DELIVERED}-by-standby") == {event_id: 1}
+        assert standby.ask("event", event_id=in_flight)["retry_count"] == 0
+        assert standby.ask("event", event_id=event_id)["status"] == "done"
+        assert history.of(f"{DELIVERED}-by-standby") == {in_flight: 1, event_id: 1}
 
 
 def test_nobody_steals_an_event_in_flight(path: Path, history: History) -> None:

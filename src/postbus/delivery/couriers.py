@@ -97,20 +97,23 @@ class Couriers:
             delivery = self._waiting.popleft()
             if self._waiting and not self._is_one_coming:
                 self._call_one()
-            await _run(delivery)
+            try:
+                await delivery.run()
+            except Exception as error:
+                _report(error)
 
     async def _carry_one(self, delivery: Delivery) -> None:
         try:
-            await _run(delivery)
+            await delivery.run()
+        except Exception as error:
+            _report(error)
         finally:
             self._tasks.discard(asyncio.current_task())
 
 
-async def _run(delivery: Delivery) -> None:
-    try:
-        await delivery.run()
-    except AbandonedError:
+def _report(error: Exception) -> None:
+    """Say what happened to one delivery; the others go on."""
+    if isinstance(error, AbandonedError):
         logger.warning("a handler ended that was given up before")
-    except Exception:
-        # Ours to mend; the other deliveries go on.
-        logger.exception("a delivery ended with an error that postbus did not expect")
+    else:
+        logger.error("a delivery ended with an error that postbus did not expect", exc_info=error)

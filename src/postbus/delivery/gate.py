@@ -47,10 +47,13 @@ class Gate:
 
     def leave(self, succeeded: bool) -> bool:
         """The attempt that was let in has ended; whether this has opened the circuit breaker."""
-        was_open = self._breaker.state is CircuitState.OPEN
-        self._breaker.record(succeeded, self._monotonic())
+        breaker = self._breaker
+        before = breaker.state
+        breaker.record(succeeded, self._monotonic())
+        if succeeded and before is CircuitState.CLOSED:
+            return False  # by far the most frequent case, in which nobody waits
         self._has_changed.set()
-        return self._breaker.state is CircuitState.OPEN and not was_open
+        return breaker.state is CircuitState.OPEN and before is not CircuitState.OPEN
 
     def abandon(self) -> None:
         """The attempt that was let in was cut off and says nothing about the handler."""

@@ -45,7 +45,10 @@ class Publication:
 
     async def run(self) -> None:
         """Carried by a courier."""
-        await self._publisher.deliver(self)
+        if len(self.events) == 1:
+            await self._publisher.dispatcher.deliver(self.events[0])
+        else:
+            await self._publisher.deliver_in_order(self)
 
     def on_attempted(self) -> None:
         """The publisher waits for the last attempt, not for the first."""
@@ -78,7 +81,7 @@ class Publisher:
         lane: BacklogLane,
     ) -> None:
         self._queue, self._subscriptions = queue, subscriptions
-        self._dispatcher, self._couriers, self._lane = dispatcher, couriers, lane
+        self.dispatcher, self._couriers, self._lane = dispatcher, couriers, lane
         self._unstored_count = 0
         self._all_stored = asyncio.Event()
         self._all_stored.set()
@@ -117,17 +120,14 @@ class Publisher:
             for given_id in publication.given_ids:
                 self._repeated[given_id] = []
             if len(publication.events) == 1:
-                self._dispatcher.take(publication.events[0], publication)
+                self.dispatcher.take(publication.events[0], publication)
             self._couriers.carry(publication, publication.context)
         else:
             self._finish_with_the_first(publication)
 
-    async def deliver(self, publication: Publication) -> None:
-        """See one event through, or begin with many in their order."""
-        if len(publication.events) == 1:
-            await self._dispatcher.deliver(publication.events[0])
-            return
-        turns = [Turn(self._dispatcher, event, publication.on_settled) for event in publication.events]
+    async def deliver_in_order(self, publication: Publication) -> None:
+        """Begin with each event when the one before has had its first attempt."""
+        turns = [Turn(self.dispatcher, event, publication.on_settled) for event in publication.events]
         for turn in turns:
             await turn.go(self._couriers, publication.context.copy())
 

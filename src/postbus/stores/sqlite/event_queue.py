@@ -21,8 +21,10 @@ class SQLiteEventQueue:
 
     def add(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
         """Store the drafts in the next commit, all or none."""
-        if any(draft.status is None or draft.status is EventStatus.PENDING for draft in drafts):
-            on_stored = self._announcing(on_stored)
+        for draft in drafts:
+            if draft.status is None or draft.status is EventStatus.PENDING:
+                on_stored = self._announcing(on_stored)
+                break
         try:
             self._file.writer.insert(drafts, on_stored)
         except StoreError as error:

@@ -20,15 +20,15 @@ _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
 # How long we wait for another process that holds the database.
 _LOCK_TIMEOUT = 60.0
-# After so many rows the log is copied into the database file.
-_CHECKPOINT_ROWS = 8_000
+# After about so many pages the log is copied into the database file: in a long log look-ups are slow.
+_CHECKPOINT_PAGES = 2_000
+_PAGES_PER_COMMIT = 5
+_PAGES_PER_EVENT = 0.15
 # A group with more payload is written event by event: SQLite takes no text of more than a gigabyte,
 # and the text of a group is one more copy of all its payloads.
 _LARGEST_STATEMENT = 16 * 1024 * 1024
 # Fewer events are written one by one: what a group costs beyond its events is more than that.
 _SMALLEST_GROUP = 4
-# A commit without rows of ours still adds pages to the log.
-_ROWS_PER_COMMIT = 4
 
 
 class GroupCommit:
@@ -36,7 +36,7 @@ class GroupCommit:
 
     def __init__(self, path: Path, connection: sqlite3.Connection, clock: Clock) -> None:
         self._path, self._connection, self._clock = path, connection, clock
-        self._rows_since_checkpoint = 0
+        self._pages_since_checkpoint = 0.0
         self._turn = FileDispatchLock(path)
         with translated_errors(path):
             connection.execute(_QUERIES["create_unrouted_view"])
@@ -72,9 +72,9 @@ class GroupCommit:
         One process at a time may do it: the owner of the dispatch, or while there is none whoever
         keeps a new one from coming up meanwhile.
         """
-        if self._rows_since_checkpoint < _CHECKPOINT_ROWS:
+        if self._pages_since_checkpoint < _CHECKPOINT_PAGES:
             return
-        self._rows_since_checkpoint = 0
+        self._pages_since_checkpoint = 0.0
         with contextlib.suppress(sqlite3.Error, StoreError):
             if is_owner or self._turn.try_acquire():
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -82,7 +82,7 @@ class GroupCommit:
 
     def note_foreign_commits(self) -> None:
         """Others have written, who leave the checkpoints to us."""
-        self._rows_since_checkpoint += _ROWS_PER_COMMIT * 25
+        self._pages_since_checkpoint += _PAGES_PER_COMMIT * 25
 
     def close(self) -> None:
         """Close the connection."""
@@ -90,8 +90,9 @@ class GroupCommit:
             self._connection.close()
 
     def _write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
+        self._pages_since_checkpoint += _PAGES_PER_COMMIT
         inserts = _as_one_insert(jobs)
-        if inserts and self._write_at_once(inserts, finished):
+        if self._write_at_once(jobs, inserts, finished):
             return
         self._begin()
         try:
@@ -108,18 +109,25 @@ class GroupCommit:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
-        self._rows_since_checkpoint += _ROWS_PER_COMMIT
 
-    def _write_at_once(self, plain: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
-        """One statement that is its own transaction; whether the numbers were free and no one in the way."""
+    def _write_at_once(
+        self, jobs: Sequence[Job], inserts: Sequence[Insert], finished: Sequence[GlobalSequence]
+    ) -> bool:
+        """Use one statement that is its own transaction; False if there is none, or somebody in the way."""
+        is_single = (
+            len(jobs) == 1 and not finished and isinstance(jobs[0], Insert) and len(jobs[0].drafts) == 1
+        )
         try:
-            self._insert(plain, finished)
+            if inserts:
+                self._insert(inserts, finished)
+            elif is_single:
+                self._write_job(jobs[0])
         except (sqlite3.IntegrityError, sqlite3.OperationalError) as error:
             code = error.sqlite_errorcode
             if code == sqlite3.SQLITE_CONSTRAINT_TRIGGER or code & 0xFF == sqlite3.SQLITE_BUSY:
                 return False
             raise
-        return True
+        return bool(inserts) or is_single
 
     def _begin(self) -> None:
         deadline = time.monotonic() + _LOCK_TIMEOUT
@@ -144,7 +152,7 @@ class GroupCommit:
             job.sequences = range(next_sequence, next_sequence + len(job.drafts))
             next_sequence += len(job.drafts)
         self._last_sequence += len(drafts)
-        self._rows_since_checkpoint += len(drafts)
+        self._pages_since_checkpoint += len(drafts) * _PAGES_PER_EVENT
 
     def _finish(self, finished: Sequence[GlobalSequence]) -> None:
         if finished:
@@ -156,15 +164,20 @@ class GroupCommit:
             job.run(self._connection)
         else:
             job.sequences = [self._insert_one(draft) for draft in job.drafts]
-            self._rows_since_checkpoint += len(job.drafts)
+            self._pages_since_checkpoint += len(job.drafts) * _PAGES_PER_EVENT
 
     def _insert_one(self, draft: Draft) -> int | None:
         """Its number; None if it has a given id that is stored already."""
-        query = _QUERIES["insert_event_once" if draft.is_idempotent else "insert_event"]
-        row = self._connection.execute(query, draft_to_row(draft)).fetchone()
-        if row is None:
-            return None
-        self._last_sequence = int(row[0])
+        if draft.is_idempotent or draft.status is None:
+            query = _QUERIES["insert_event_once" if draft.is_idempotent else "insert_unrouted_event"]
+            row = self._connection.execute(query, draft_to_row(draft)).fetchone()
+            if row is None:
+                return None
+            self._last_sequence = int(row[0])
+        else:
+            row = draft_to_row(draft)
+            cursor = self._connection.execute(_QUERIES["insert_event"], (*row, row[-1]))
+            self._last_sequence = cursor.lastrowid or 0
         return self._last_sequence
 
     def _read_last_sequence(self) -> int:
@@ -174,6 +187,6 @@ class GroupCommit:
 def _as_one_insert(jobs: Sequence[Job]) -> list[Insert]:
     """The jobs, if all of them fit into one statement and are enough to be worth it."""
     inserts = [job for job in jobs if isinstance(job, Insert) and job.is_plain]
-    is_large_enough = sum(len(job.drafts) for job in inserts) >= _SMALLEST_GROUP
-    fits = len(inserts) == len(jobs) and sum(job.size for job in inserts) <= _LARGEST_STATEMENT
-    return inserts if is_large_enough and fits else []
+    if len(inserts) < len(jobs) or sum([len(job.drafts) for job in inserts]) < _SMALLEST_GROUP:
+        return []
+    return inserts if sum([job.size for job in inserts]) <= _LARGEST_STATEMENT else []

@@ -15,22 +15,20 @@ T = TypeVar("T")
 class Insert:
     """Drafts to store, all or none."""
 
-    __slots__ = ("drafts", "error", "on_stored", "sequences")
+    __slots__ = ("drafts", "error", "is_plain", "on_stored", "sequences", "size")
 
     def __init__(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
         self.drafts, self.on_stored = drafts, on_stored
+        self.is_plain = True
+        """Whether every draft is new for certain."""
+        self.size = 0
+        """Bytes of payload."""
+        for draft in drafts:
+            self.size += len(draft.payload_json)
+            if draft.is_idempotent:
+                self.is_plain = False
         self.sequences: Sequence[int | None] = ()
         self.error: StoreError | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether every draft is new for certain."""
-        return not any(draft.is_idempotent for draft in self.drafts)
-
-    @property
-    def size(self) -> int:
-        """Bytes of payload."""
-        return sum(len(draft.payload_json) for draft in self.drafts)
 
     def settle(self) -> None:
         """Tell the publisher, in the event loop."""

@@ -28,6 +28,7 @@ logger = logging.getLogger("postbus")
 # How long a finished event may wait for a commit to ride in.
 _FINISH_DELAY = 0.01
 _SECONDS_AFTER_ERROR = 1.0
+_FEW_JOBS = 3
 # How often the writer looks whether another process has written.
 _TICK = 0.02
 # A writer that is not done after this long may be waiting for a busy event loop to let go of the GIL.
@@ -67,10 +68,13 @@ class Writer:
         self._is_nudge_due = False
         self._armed_with = (0, 0.0, 0.0)
         self._is_writing = False
-        self._group_size = 0
+        self._hand_over_at = _LEAST_HAND_OVER
+        # Setting an Event costs more than asking whether anybody waits for it.
+        self._is_handing_over = self._is_nudging = False
         self._taken = threading.Event()
         self._written = threading.Event()
         self._written_count = self._settled_count = 0
+        self._finished_taken_at = 0.0
         self._is_closed = False
         # A daemon: a program that ends without shutdown() must not hang; the store closes it at exit.
         self._thread = threading.Thread(target=self._run, name=f"postbus writer {path.name}", daemon=True)
@@ -79,7 +83,7 @@ class Writer:
     def insert(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
         """Store drafts in the next commit."""
         self._submit(Insert(drafts, on_stored))
-        if not self._is_writing and self._jobs.qsize() >= max(_LEAST_HAND_OVER, self._group_size // 2):
+        if not self._is_writing and self._jobs.qsize() >= self._hand_over_at:
             self._hand_over()
 
     async def call(self, run: Callable[[sqlite3.Connection], T]) -> T:
@@ -145,7 +149,9 @@ class Writer:
         and the two would always wait for each other.
         """
         self._taken.clear()
+        self._is_handing_over = True
         self._taken.wait(_NUDGE_SECONDS)
+        self._is_handing_over = False
 
     def _arm_nudge(self) -> None:
         self._is_nudge_due = True
@@ -166,7 +172,9 @@ class Writer:
         worked = time.thread_time() - worked_before
         if is_stuck and worked > _BUSY_SHARE * (time.monotonic() - armed_at):
             self._written.clear()
+            self._is_nudging = True
             self._written.wait(_NUDGE_SECONDS)
+            self._is_nudging = False
         self._arm_nudge()
 
     def _settle(self, jobs: Sequence[Job]) -> None:
@@ -195,25 +203,36 @@ class Writer:
 
     def _take_jobs(self) -> tuple[list[Job], bool]:
         """Everything that has queued up, and whether there will be more."""
-        jobs: list[Job] = []
-        with contextlib.suppress(queue.Empty):
-            job = self._jobs.get(timeout=_TICK)
-            while job is not None:
-                jobs.append(job)
-                job = self._jobs.get_nowait()
-            return jobs, False
-        return jobs, True
+        try:
+            first = self._jobs.get(timeout=_TICK)
+        except queue.Empty:
+            return [], True
+        # Nobody else takes any, so as many as there are now can be taken without waiting.
+        taken = [first, *[self._jobs.get() for _ in range(self._jobs.qsize())]]
+        jobs = [job for job in taken if job is not None]
+        return jobs, len(jobs) == len(taken)
+
+    def _take_finished(self, jobs: list[Job]) -> list[GlobalSequence]:
+        """What rides along: not with every commit of a single event, whose work it would double."""
+        now = time.monotonic()
+        is_due = now - self._finished_taken_at >= _FINISH_DELAY
+        if not is_due and len(jobs) <= _FEW_JOBS and all(isinstance(job, Insert) for job in jobs):
+            return []
+        self._finished_taken_at = now
+        return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def _write(self, jobs: list[Job]) -> None:
-        finished = [self._finished.popleft() for _ in range(len(self._finished))]
-        self._group_size = len(jobs)
-        self._taken.set()
+        finished = self._take_finished(jobs)
+        self._hand_over_at = max(_LEAST_HAND_OVER, len(jobs) // 2)
+        if self._is_handing_over:
+            self._taken.set()
         if not self._commit.write(jobs, finished):
             # They are done all the same: the next commit takes them along.
             self._finished.extendleft(reversed(finished))
         if jobs:
             self._written_count += 1
-            self._written.set()
+            if self._is_nudging:
+                self._written.set()
             # The loop may be closed already when a program ends without shutdown().
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._settle, jobs)

@@ -56,15 +56,21 @@ SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events';
 
 -- name: insert_event
 INSERT INTO events (id, type, payload, status, metadata, created_at, updated_at)
-VALUES (?1, ?2, ?3, coalesce(?4, (SELECT status FROM postbus_unrouted)), ?5, ?6, ?6)
+VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: insert_unrouted_event
+INSERT INTO events (id, type, payload, status, metadata, created_at, updated_at)
+SELECT id, type, payload, (SELECT status FROM postbus_unrouted), metadata, now, now
+FROM (SELECT ? AS id, ? AS type, ? AS payload, ? AS status, ? AS metadata, ? AS now)
 RETURNING global_sequence;
 
 -- name: insert_event_once
 -- A given id that is stored already is no error and stores nothing. (ON CONFLICT DO NOTHING
 -- would use up a number each time.)
 INSERT INTO events (id, type, payload, status, metadata, created_at, updated_at)
-SELECT ?1, ?2, ?3, coalesce(?4, (SELECT status FROM postbus_unrouted)), ?5, ?6, ?6
-WHERE NOT EXISTS (SELECT 1 FROM events WHERE id = ?1)
+SELECT id, type, payload, coalesce(status, (SELECT status FROM postbus_unrouted)), metadata, now, now
+FROM (SELECT ? AS id, ? AS type, ? AS payload, ? AS status, ? AS metadata, ? AS now) AS given
+WHERE NOT EXISTS (SELECT 1 FROM events WHERE events.id = given.id)
 RETURNING global_sequence;
 
 -- name: finish_events
@@ -124,8 +130,8 @@ UPDATE events SET status = 'pending', retry_count = 0, last_error = NULL, dlq_at
 WHERE id = ? AND status = 'dlq';
 
 -- name: revive_events
-UPDATE events SET status = 'pending', retry_count = 0, last_error = NULL, dlq_at = NULL, updated_at = ?1
-WHERE status = 'dlq' AND (?2 IS NULL OR type = ?2);
+UPDATE events SET status = 'pending', retry_count = 0, last_error = NULL, dlq_at = NULL, updated_at = ?
+WHERE status = 'dlq' AND type = coalesce(?, type);
 
 -- name: purge_dead_letters
 DELETE FROM events WHERE status = 'dlq' AND created_at <= ?;
