@@ -156,6 +156,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert (number is None) == (draft.id in self._model)
             if number is not None:
                 assert number > max(self._ids, default=0)
+                assert draft.status is not None
                 self._ids[number] = draft.id
                 self._model[draft.id] = _Expected(number, draft, draft.status)
                 new.append(number)

@@ -215,7 +215,7 @@ class Writer:
     def _take_finished(self, jobs: list[Job]) -> list[GlobalSequence]:
         """What rides along: not with every commit of a single event, whose work it would double."""
         now = time.monotonic()
-        is_due = now - self._finished_taken_at >= _FINISH_DELAY
+        is_due = not jobs or now - self._finished_taken_at >= _FINISH_DELAY
         if not is_due and len(jobs) <= _FEW_JOBS and all(isinstance(job, Insert) for job in jobs):
             return []
         self._finished_taken_at = now
