@@ -51,10 +51,10 @@ class SQLiteDeadLetters:
 
     async def revive_all(self, event_type: str | None) -> int:
         """Revive every dead letter, or those of one type."""
-        values = (self._now(), event_type)
-        count = await self._file.write(
-            lambda connection: connection.execute(_QUERIES["revive_events"], values).rowcount
-        )
+        name, values = "revive_events", [self._now()]
+        if event_type is not None:
+            name, values = "revive_events_of_type", [self._now(), event_type]
+        count = await self._file.write(lambda connection: connection.execute(_QUERIES[name], values).rowcount)
         self._announce()
         return count
 

@@ -190,7 +190,7 @@ class Writer:
         looked_at = time.monotonic()
         while is_open:
             jobs, is_open = self._take_jobs()
-            if jobs or not is_open:
+            if jobs:
                 self._is_writing = True
                 self._write(jobs)
                 self._is_writing = False
@@ -199,6 +199,8 @@ class Writer:
                 if self._tick():
                     self._commit.note_foreign_commits()
                 looked_at = time.monotonic()
+        # No further commit comes along for them.
+        self._write([])
         self._commit.close()
 
     def _take_jobs(self) -> tuple[list[Job], bool]:

@@ -131,7 +131,11 @@ WHERE id = ? AND status = 'dlq';
 
 -- name: revive_events
 UPDATE events SET status = 'pending', retry_count = 0, last_error = NULL, dlq_at = NULL, updated_at = ?
-WHERE status = 'dlq' AND type = coalesce(?, type);
+WHERE status = 'dlq';
+
+-- name: revive_events_of_type
+UPDATE events SET status = 'pending', retry_count = 0, last_error = NULL, dlq_at = NULL, updated_at = ?
+WHERE status = 'dlq' AND type = ?;
 
 -- name: purge_dead_letters
 DELETE FROM events WHERE status = 'dlq' AND created_at <= ?;
