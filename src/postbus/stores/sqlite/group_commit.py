@@ -92,7 +92,7 @@ class GroupCommit:
     def _write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
         self._pages_since_checkpoint += _PAGES_PER_COMMIT
         inserts = _as_one_insert(jobs)
-        if self._write_at_once(jobs, inserts, finished):
+        if inserts and self._write_at_once(inserts, finished):
             return
         self._begin()
         try:
@@ -110,24 +110,16 @@ class GroupCommit:
                 self._connection.execute("ROLLBACK")
             raise
 
-    def _write_at_once(
-        self, jobs: Sequence[Job], inserts: Sequence[Insert], finished: Sequence[GlobalSequence]
-    ) -> bool:
-        """Use one statement that is its own transaction; False if there is none, or somebody in the way."""
-        is_single = (
-            len(jobs) == 1 and not finished and isinstance(jobs[0], Insert) and len(jobs[0].drafts) == 1
-        )
+    def _write_at_once(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
+        """One statement that is its own transaction; whether the numbers were free and no one in the way."""
         try:
-            if inserts:
-                self._insert(inserts, finished)
-            elif is_single:
-                self._write_job(jobs[0])
+            self._insert(inserts, finished)
         except (sqlite3.IntegrityError, sqlite3.OperationalError) as error:
             code = error.sqlite_errorcode
             if code == sqlite3.SQLITE_CONSTRAINT_TRIGGER or code & 0xFF == sqlite3.SQLITE_BUSY:
                 return False
             raise
-        return bool(inserts) or is_single
+        return True
 
     def _begin(self) -> None:
         deadline = time.monotonic() + _LOCK_TIMEOUT

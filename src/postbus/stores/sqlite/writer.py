@@ -28,7 +28,6 @@ logger = logging.getLogger("postbus")
 # How long a finished event may wait for a commit to ride in.
 _FINISH_DELAY = 0.01
 _SECONDS_AFTER_ERROR = 1.0
-_FEW_JOBS = 3
 # How often the writer looks whether another process has written.
 _TICK = 0.02
 # A writer that is not done after this long may be waiting for a busy event loop to let go of the GIL.
@@ -74,7 +73,6 @@ class Writer:
         self._taken = threading.Event()
         self._written = threading.Event()
         self._written_count = self._settled_count = 0
-        self._finished_taken_at = 0.0
         self._is_closed = False
         # A daemon: a program that ends without shutdown() must not hang; the store closes it at exit.
         self._thread = threading.Thread(target=self._run, name=f"postbus writer {path.name}", daemon=True)
@@ -214,17 +212,8 @@ class Writer:
         jobs = [job for job in taken if job is not None]
         return jobs, len(jobs) == len(taken)
 
-    def _take_finished(self, jobs: list[Job]) -> list[GlobalSequence]:
-        """What rides along: not with every commit of a single event, whose work it would double."""
-        now = time.monotonic()
-        is_due = not jobs or now - self._finished_taken_at >= _FINISH_DELAY
-        if not is_due and len(jobs) <= _FEW_JOBS and all(isinstance(job, Insert) for job in jobs):
-            return []
-        self._finished_taken_at = now
-        return [self._finished.popleft() for _ in range(len(self._finished))]
-
     def _write(self, jobs: list[Job]) -> None:
-        finished = self._take_finished(jobs)
+        finished = [self._finished.popleft() for _ in range(len(self._finished))]
         self._hand_over_at = max(_LEAST_HAND_OVER, len(jobs) // 2)
         if self._is_handing_over:
             self._taken.set()
