@@ -52,7 +52,7 @@ def open_connection(
             # Before 3.51.3 two connections that checkpoint at once can corrupt the file,
             # so nobody does it in passing: the writer of the owner does it on purpose.
             connection.execute("PRAGMA wal_autocheckpoint = 0")
-            # On macOS a plain fsync leaves the data in the cache of the drive; elsewhere this is no difference.
+            # On macOS a plain fsync leaves the data in the cache of the drive; elsewhere it changes nothing.
             connection.execute("PRAGMA fullfsync = 1")
             if read_only:
                 connection.execute("PRAGMA query_only = 1")
