@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import uuid
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, overload
@@ -35,7 +36,13 @@ from postbus.delivery.subscriptions import (
     check_handler,
     is_async_handler,
 )
-from postbus.errors import BusLoopError, EventBusShutdownError, InvalidHandlerError, StoreError
+from postbus.errors import (
+    BusLoopError,
+    EventBusShutdownError,
+    InvalidHandlerError,
+    InvalidTargetError,
+    StoreError,
+)
 from postbus.events import NewEvent
 from postbus.ids import new_event_id
 from postbus.inspection import DLQInspector
@@ -45,6 +52,9 @@ from postbus.ports import Clock, Store
 from postbus.targets import store_for
 
 logger = logging.getLogger("postbus")
+
+# Which bus is at work on which store.
+_stores_in_use: "weakref.WeakKeyDictionary[Store, EventBus]" = weakref.WeakKeyDictionary()
 
 H = TypeVar("H", bound=Handler)
 EventItem = NewEvent | tuple[str] | tuple[str, object] | tuple[str, object, Mapping[str, str] | None]
@@ -138,6 +148,7 @@ class EventBus:
             if self._is_shut_down:
                 raise EventBusShutdownError("start")
             if self._loop is None:
+                self._take_store()
                 await self._store.open()
                 await self._lane.start()
                 self._loop = asyncio.get_running_loop()
@@ -167,8 +178,12 @@ class EventBus:
                 # the cancellation come here, when shutdown is called once more.
                 await self._lane.cut_off()
                 await self._couriers.cancel_all()
+                self._publisher.stop()
+                with contextlib.suppress(StoreError):
+                    await self._dispatcher.give_back_all()
                 self._attempts.stop()
                 await self._store.close()
+                _stores_in_use.pop(self._store, None)
 
     async def publish(
         self,
@@ -281,7 +296,12 @@ class EventBus:
             yield
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            # Nobody will call __aexit__.
+            await self.shutdown()
+            raise
         return self
 
     async def __aexit__(
@@ -301,6 +321,12 @@ class EventBus:
         if self._loop is not asyncio.get_running_loop():
             raise BusLoopError(
                 f"cannot {action}: this bus was started in another event loop; make a bus for each event loop"
+            )
+
+    def _take_store(self) -> None:
+        if _stores_in_use.setdefault(self._store, self) is not self:
+            raise InvalidTargetError(
+                self._store, "is in use by another bus: give each bus a store of its own"
             )
 
     def _make_subscription(

@@ -6,6 +6,7 @@ from datetime import timedelta
 from postbus.clock import SystemClock
 from postbus.errors import InvalidPageError, NotADeadLetterError
 from postbus.events import DeadLetterPage, Event, EventStatus
+from postbus.policy.names import check_event_id, check_event_type
 from postbus.ports import Clock, Store
 
 DEFAULT_PAGE_SIZE = 100
@@ -29,6 +30,7 @@ class DLQInspector:
 
     async def get(self, event_id: str) -> Event:
         """One dead letter. EventNotFoundError, NotADeadLetterError."""
+        check_event_id(event_id)
         await self._store.open()
         event = await self._store.get(event_id)
         if event.status is not EventStatus.DLQ:
@@ -37,11 +39,14 @@ class DLQInspector:
 
     async def retry(self, event_id: str) -> None:
         """Begin anew with one dead letter: pending, no attempts, no errors. A running bus takes it up."""
+        check_event_id(event_id)
         await self._store.open()
         await self._store.dead_letters.revive(event_id)
 
     async def retry_all(self, event_type: str | None = None) -> int:
         """Begin anew with every dead letter, or with those of one type; how many."""
+        if event_type is not None:
+            check_event_type(event_type)
         await self._store.open()
         return await self._store.dead_letters.revive_all(event_type)
 

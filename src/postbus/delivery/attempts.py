@@ -61,9 +61,10 @@ class Attempts:
         for subscription in route.subscriptions:
             if subscription.gate.is_retired:
                 continue
-            if not subscription.gate.try_enter():
+            ticket = subscription.gate.try_enter()
+            if not ticket:
                 waiting.append(subscription)
-            elif (failure := await self._call(subscription, event)) is not None:
+            elif (failure := await self._call(subscription, event, ticket)) is not None:
                 return failure
         for subscription in waiting:
             if (failure := await self._call_when_open(subscription, event)) is not None:
@@ -75,8 +76,8 @@ class Attempts:
         self._waited_at.add(gate)
         if self._is_stopping:
             gate.stop_waiting()
-        if await gate.enter():
-            return await self._call(subscription, event)
+        if ticket := await gate.enter():
+            return await self._call(subscription, event, ticket)
         is_by_shutdown = self._is_stopping and not gate.is_retired
         return Failure(subscription.id, "shut down", is_by_shutdown=True) if is_by_shutdown else None
 
@@ -92,10 +93,24 @@ class Attempts:
         for watchdog in self._watchdogs.values():
             watchdog.stop()
 
-    async def _call(self, subscription: Subscription, event: Event) -> Failure | None:
+    async def _call(self, subscription: Subscription, event: Event, ticket: int) -> Failure | None:
         """Call one handler that its gate let in."""
+        if subscription.is_async:
+            return await self._call_now(subscription, event, ticket)
+        # Its time begins when there is a thread for it, not while others have them all.
+        try:
+            await self._threads.places.acquire()
+        except asyncio.CancelledError:
+            subscription.gate.abandon(ticket)
+            raise
+        try:
+            return await self._call_now(subscription, event, ticket)
+        finally:
+            self._threads.places.release()
+
+    async def _call_now(self, subscription: Subscription, event: Event, ticket: int) -> Failure | None:
         watchdog = self._watchdogs.get(subscription.timeout) or self._new_watchdog(subscription.timeout)
-        call = watchdog.begin(subscription, event)
+        call = watchdog.begin(subscription, event, ticket)
         error: str | None = None
         is_by_shutdown = False
         try:
@@ -105,7 +120,7 @@ class Attempts:
                 await self._call_in_thread(subscription, event)
         except asyncio.CancelledError as raised:
             if not call.ended_by_timeout() and call.is_task_cancelled():
-                subscription.gate.abandon()
+                subscription.gate.abandon(ticket)
                 raise
             error = describe_error(raised)
         except (SystemExit, KeyboardInterrupt, GeneratorExit):
@@ -120,11 +135,11 @@ class Attempts:
                 error = _describe_timeout(subscription)
             if call.is_abandoned:
                 raise AbandonedError
-        self._leave(subscription, succeeded=error is None)
+        self._leave(subscription, ticket, succeeded=error is None)
         return None if error is None else Failure(subscription.id, error, is_by_shutdown)
 
-    def _leave(self, subscription: Subscription, *, succeeded: bool) -> None:
-        if subscription.gate.leave(succeeded):
+    def _leave(self, subscription: Subscription, ticket: int, *, succeeded: bool) -> None:
+        if subscription.gate.leave(ticket, succeeded):
             logger.warning(
                 "handler of %s mostly fails: its circuit breaker is open, events wait for a probe in %g s",
                 subscription.pattern,
@@ -134,7 +149,7 @@ class Attempts:
 
     def _abandon(self, call: Call) -> None:
         """The handler took no notice of its cancellation: go on without it."""
-        self._leave(call.subscription, succeeded=False)
+        self._leave(call.subscription, call.ticket, succeeded=False)
         error = f"{_describe_timeout(call.subscription)}, and goes on nevertheless"
         if self._on_abandoned is not None:
             self._on_abandoned(call.event, Failure(call.subscription.id, error))

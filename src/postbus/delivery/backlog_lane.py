@@ -149,6 +149,7 @@ class BacklogLane:
             if await self._try_to_own():
                 await self._write_subscriptions()
                 await self._deliver_pending()
+                self._step_down_without_handlers()
         except StoreError as error:
             # The store may be full or locked; nothing is lost by trying again.
             logger.error("can't work off the backlog, trying again: %s", error)
@@ -175,11 +176,21 @@ class BacklogLane:
         async with self._asking:
             self.is_owner_known = True
             if not self.is_owner and not self._subscriptions.is_empty and self._lock.try_acquire():
-                await self._recover()
+                try:
+                    await self._recover()
+                except StoreError:
+                    self._lock.release()
+                    raise
                 # Before anything else: they tell processes without handlers that somebody wants their events.
                 await self._write_subscriptions()
                 self.is_owner = True
         return self.is_owner
+
+    def _step_down_without_handlers(self) -> None:
+        """Leave the dispatch to a process that has handlers, once ours are gone and have ended."""
+        if self._subscriptions.is_empty and self._dispatcher.is_idle:
+            self.is_owner = False
+            self._lock.release()
 
     async def _recover(self) -> None:
         recovered = await self._backlog.recover(INTERRUPTED)

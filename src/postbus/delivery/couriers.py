@@ -44,7 +44,7 @@ class Couriers:
         if context:
             # A task has one context, so this one gets a task of its own.
             task = asyncio.get_running_loop().create_task(self._carry_one(delivery), context=context)
-            self._tasks.add(task)
+            self._keep(task)
             return
         self._waiting.append(delivery)
         if not self._is_one_coming:
@@ -67,11 +67,16 @@ class Couriers:
                 call.set_result(None)
                 return
         # Without the context of whoever happens to call: the courier serves others too.
-        self._tasks.add(
+        self._keep(
             asyncio.get_running_loop().create_task(
                 self._serve(), name="postbus courier", context=contextvars.Context()
             )
         )
+
+    def _keep(self, task: "asyncio.Task[None]") -> None:
+        # Where tasks begin at once (asyncio.eager_task_factory) it may have ended already.
+        if not task.done():
+            self._tasks.add(task)
 
     async def _serve(self) -> None:
         try:

@@ -72,6 +72,11 @@ class Dispatcher:
             self._idle.clear()
         self._in_flight[_sequence(event)] = follower
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self._in_flight
+
     async def wait_until_idle(self) -> None:
         """Return when nothing is in flight."""
         await self._idle.wait()

@@ -15,6 +15,8 @@ class Gate:
         self._monotonic = clock.monotonic
         self._breaker = CircuitBreaker()
         self._has_changed = asyncio.Event()
+        # A new one with every opening: only a probe has the ticket of a breaker that is not closed.
+        self._ticket = 1
         self.is_retired = False
         self._is_stopping = False
 
@@ -33,32 +35,38 @@ class Gate:
         self._is_stopping = True
         self._has_changed.set()
 
-    def try_enter(self) -> bool:
-        """Whether an attempt may begin now; if so it must end in leave() or abandon()."""
-        return self._breaker.try_enter(self._monotonic())
+    def try_enter(self) -> int:
+        """A ticket, if an attempt may begin now, with which it must leave() or abandon(); else 0."""
+        return self._ticket if self._breaker.try_enter(self._monotonic()) else 0
 
-    async def enter(self) -> bool:
-        """Wait until an attempt may begin; False if the subscription has gone or the bus shuts down."""
+    async def enter(self) -> int:
+        """Wait until an attempt may begin; 0 if the subscription has gone or the bus shuts down."""
         while not self.is_retired and not self._is_stopping:
-            if self.try_enter():
-                return True
+            if ticket := self.try_enter():
+                return ticket
             await self._wait(self._breaker.seconds_until_probe(self._monotonic()))
-        return False
+        return 0
 
-    def leave(self, succeeded: bool) -> bool:
+    def leave(self, ticket: int, succeeded: bool) -> bool:
         """The attempt that was let in has ended; whether this has opened the circuit breaker."""
+        if ticket != self._ticket:
+            return False  # it began before the breaker opened, and is no probe
         breaker = self._breaker
         before = breaker.state
         breaker.record(succeeded, self._monotonic())
         if succeeded and before is CircuitState.CLOSED:
             return False  # by far the most frequent case, in which nobody waits
         self._has_changed.set()
-        return breaker.state is CircuitState.OPEN and before is not CircuitState.OPEN
+        has_opened = breaker.state is CircuitState.OPEN
+        if has_opened:
+            self._ticket += 1
+        return has_opened
 
-    def abandon(self) -> None:
+    def abandon(self, ticket: int) -> None:
         """The attempt that was let in was cut off and says nothing about the handler."""
-        self._breaker.abandon_probe()
-        self._has_changed.set()
+        if ticket == self._ticket:
+            self._breaker.abandon_probe()
+            self._has_changed.set()
 
     async def _wait(self, seconds: float) -> None:
         """Until a probe may begin, or the probe under way has ended, or the subscription is gone."""

@@ -54,6 +54,8 @@ class HandlerThreads:
         self._guard = threading.Lock()
         self._thread_count = 0
         self._busy_count = 0
+        self.places = asyncio.Semaphore(_MOST_THREADS)
+        """One for each call: who holds it has a thread, or will have it at once."""
 
     async def run(self, function: Callable[[], T]) -> T:
         """Call it in a thread, in the caller's context; cancelling gives up waiting, not the thread."""

@@ -83,6 +83,7 @@ class Publisher:
         self._queue, self._subscriptions = queue, subscriptions
         self.dispatcher, self._couriers, self._lane = dispatcher, couriers, lane
         self._unstored_count = 0
+        self._is_stopped = False
         self._all_stored = asyncio.Event()
         self._all_stored.set()
         # Ids chosen by their publisher that are being delivered, and who published them again meanwhile.
@@ -105,6 +106,10 @@ class Publisher:
             self._all_stored.clear()
         self._queue.add(drafts, publication.on_stored)
 
+    def stop(self) -> None:
+        """Deliver nothing more."""
+        self._is_stopped = True
+
     async def wait_until_stored(self) -> None:
         """Return when every publication that was begun is stored or refused."""
         await self._all_stored.wait()
@@ -114,7 +119,8 @@ class Publisher:
         self._unstored_count -= 1
         if not self._unstored_count:
             self._all_stored.set()
-        if error is not None:
+        if error is not None or self._is_stopped:
+            # Stored too late to be delivered by this bus: the next start recovers it.
             publication.finish(error)
         elif publication.events:
             for given_id in publication.given_ids:

@@ -23,12 +23,18 @@ class Call:
         "is_late",
         "subscription",
         "task",
+        "ticket",
     )
 
     def __init__(
-        self, task: "asyncio.Task[object]", deadline: float, subscription: Subscription, event: Event
+        self,
+        task: "asyncio.Task[object]",
+        deadline: float,
+        subscription: Subscription,
+        event: Event,
+        ticket: int,
     ) -> None:
-        self.task, self.deadline = task, deadline
+        self.task, self.deadline, self.ticket = task, deadline, ticket
         self.subscription, self.event = subscription, event
         self.is_late = False
         self.is_abandoned = False
@@ -62,7 +68,7 @@ class Watchdog:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sleeper: asyncio.Task[None] | None = None
 
-    def begin(self, subscription: Subscription, event: Event) -> Call:
+    def begin(self, subscription: Subscription, event: Event, ticket: int) -> Call:
         """Watch what the current task does from now on, until end()."""
         if self._sleeper is None:
             self._loop = asyncio.get_running_loop()
@@ -70,7 +76,7 @@ class Watchdog:
         # With the loop given it need not be looked up, which is slow and happens for every event.
         task = asyncio.current_task(self._loop)
         assert task is not None, "handlers run in tasks"
-        call = Call(task, self._clock.monotonic() + self._timeout, subscription, event)
+        call = Call(task, self._clock.monotonic() + self._timeout, subscription, event, ticket)
         self._calls[call] = None
         return call
 

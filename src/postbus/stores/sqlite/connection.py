@@ -56,6 +56,8 @@ def open_connection(
             connection.execute("PRAGMA fullfsync = 1")
             if read_only:
                 connection.execute("PRAGMA query_only = 1")
+                # What another program wrote may be no text at all, and must not hide the rows behind it.
+                connection.text_factory = lambda text: text.decode(errors="backslashreplace")
         except BaseException:
             connection.close()
             raise

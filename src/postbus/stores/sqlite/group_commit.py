@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from postbus.errors import DuplicateEventIdError, StoreError
+from postbus.errors import StoreBusyError, StoreError, StoreFullError, StoreReadOnlyError
 from postbus.events import Draft, GlobalSequence
 from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
@@ -18,10 +18,13 @@ from postbus.stores.sqlite.rows import draft_to_row, drafts_to_json, moment_to_t
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
+# What is no single job's fault.
+_CONCERNS_ALL = (StoreBusyError, StoreFullError, StoreReadOnlyError)
 # How long we wait for another process that holds the database.
 _LOCK_TIMEOUT = 60.0
 # After about so many pages the log is copied into the database file: in a long log look-ups are slow.
 _CHECKPOINT_PAGES = 2_000
+_LONGEST_LOG = 8_000
 _PAGES_PER_COMMIT = 5
 _PAGES_PER_EVENT = 0.15
 # A group with more payload is written event by event: SQLite takes no text of more than a gigabyte,
@@ -38,6 +41,7 @@ class GroupCommit:
         self._path, self._connection, self._clock = path, connection, clock
         self._pages_since_checkpoint = 0.0
         self._turn = FileDispatchLock(path)
+        self.is_closing = False
         with translated_errors(path):
             connection.execute(_QUERIES["create_unrouted_view"])
             connection.execute(_QUERIES["create_group_view"])
@@ -52,15 +56,12 @@ class GroupCommit:
         try:
             with translated_errors(self._path):
                 self._write(jobs, finished)
-        except DuplicateEventIdError as error:
-            if len(jobs) == 1:
-                jobs[0].error = error
-            else:
-                for job in jobs:
-                    self.write([job], [])
-            return False
         except Exception as error:
             # Whatever it was, the callers hear of it and the thread lives on.
+            if len(jobs) > 1 and not isinstance(error, _CONCERNS_ALL):
+                for job in jobs:
+                    self.write([job], [])
+                return False
             for job in jobs:
                 job.error = error if isinstance(error, StoreError) else StoreError(f"{self._path}: {error!r}")
             return False
@@ -77,7 +78,10 @@ class GroupCommit:
         self._pages_since_checkpoint = 0.0
         with contextlib.suppress(sqlite3.Error, StoreError):
             if is_owner or self._turn.try_acquire():
-                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                _, log_pages, _ = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                if log_pages > _LONGEST_LOG:
+                    # Others never pause, so that the log never comes to its end: make them, for a moment.
+                    self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         self._turn.release()
 
     def note_foreign_commits(self) -> None:
@@ -129,7 +133,7 @@ class GroupCommit:
                 return
             except sqlite3.OperationalError as error:
                 is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-                if not is_busy or time.monotonic() > deadline:
+                if not is_busy or self.is_closing or time.monotonic() > deadline:
                     raise
                 # Not in step with the other processes that wait.
                 time.sleep(random.uniform(0.001, 0.02))

@@ -14,6 +14,7 @@ COLUMNS = (
     "stream_id, stream_version, actor_id, purger_id, purged_at, correlation_id, causation_id, schema_version"
 )
 
+_UNKNOWN_MOMENT = datetime.fromtimestamp(0, UTC)
 _ONE_SECOND = timedelta(seconds=1)
 
 _decode = msgspec.json.Decoder().decode
@@ -79,7 +80,7 @@ def event_from_row(row: tuple[Any, ...]) -> Event:
         retry_count=row[5],
         last_error=row[6],
         metadata=_decode_metadata(row[7]),
-        created_at=datetime.fromisoformat(row[8]),
+        created_at=_moment(row[8]) or _UNKNOWN_MOMENT,
         dlq_at=_moment(row[9]),
         stream_id=row[10],
         stream_version=row[11],
@@ -100,7 +101,7 @@ def subscription_from_row(row: tuple[Any, ...]) -> SubscriptionRow:
 def _decode_payload(text: Any) -> Any:
     try:
         return _decode(text)
-    except (msgspec.MsgspecError, TypeError) as error:
+    except (msgspec.MsgspecError, TypeError, RecursionError, UnicodeError) as error:
         return UndecodablePayload(str(text), str(error))
 
 
@@ -113,4 +114,8 @@ def _decode_metadata(text: str | None) -> dict[str, str] | None:
 
 
 def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
+    try:
+        moment = None if text is None else datetime.fromisoformat(text)
+    except (ValueError, TypeError):
+        return _UNKNOWN_MOMENT  # another program wrote it
+    return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -44,7 +44,8 @@ class SQLiteStore:
     def __init__(self, path: str | Path, *, synchronous: str = "FULL", clock: Clock | None = None) -> None:
         if synchronous.upper() not in _DURABILITY:
             raise InvalidConfigError("synchronous", synchronous, f"one of {', '.join(_DURABILITY)}")
-        self.path = Path(path)
+        # Absolute: the file, its lock and its reader stay together whatever the current folder becomes.
+        self.path = Path(path).absolute()
         self._synchronous = synchronous.upper()
         self._clock: Clock = clock or SystemClock()
         self._opening = asyncio.Lock()

@@ -66,7 +66,9 @@ class Writer:
         self._is_flush_due = False
         self._is_nudge_due = False
         self._armed_with = (0, 0.0, 0.0)
-        self._is_writing = False
+        # The thread waits for jobs, and not for the disk.
+        self._is_idle = False
+        self._handed_over = -1
         self._hand_over_at = _LEAST_HAND_OVER
         # Setting an Event costs more than asking whether anybody waits for it.
         self._is_handing_over = self._is_nudging = False
@@ -81,7 +83,8 @@ class Writer:
     def insert(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
         """Store drafts in the next commit."""
         self._submit(Insert(drafts, on_stored))
-        if not self._is_writing and self._jobs.qsize() >= self._hand_over_at:
+        is_new_group = self._handed_over != self._written_count
+        if self._is_idle and is_new_group and self._jobs.qsize() >= self._hand_over_at:
             self._hand_over()
 
     async def call(self, run: Callable[[sqlite3.Connection], T]) -> T:
@@ -104,7 +107,7 @@ class Writer:
 
     def close(self) -> None:
         """Write what is waiting, stop the thread and close the connection. Blocks; safe from any thread."""
-        self._is_closed = True
+        self._is_closed = self._commit.is_closing = True
         self._jobs.put(None)
         self._thread.join()
 
@@ -135,8 +138,11 @@ class Writer:
 
     def _after_flush(self, written: "asyncio.Future[None]") -> None:
         error = written.exception()
-        if error is not None and not self._is_flush_due:
+        if error is not None:
             logger.error("can't write that events are done, trying again: %s", error)
+
+    def _flush_later(self) -> None:
+        if self._finished and not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_later(_SECONDS_AFTER_ERROR, self._flush)
 
@@ -146,6 +152,7 @@ class Writer:
         Without this it would get the GIL only when the loop has nothing left to do,
         and the two would always wait for each other.
         """
+        self._handed_over = self._written_count
         self._taken.clear()
         self._is_handing_over = True
         self._taken.wait(_NUDGE_SECONDS)
@@ -189,9 +196,7 @@ class Writer:
         while is_open:
             jobs, is_open = self._take_jobs()
             if jobs:
-                self._is_writing = True
                 self._write(jobs)
-                self._is_writing = False
             self._commit.checkpoint_if_due(self._is_owner())
             if time.monotonic() - looked_at >= _TICK:
                 if self._tick():
@@ -204,9 +209,12 @@ class Writer:
     def _take_jobs(self) -> tuple[list[Job], bool]:
         """Everything that has queued up, and whether there will be more."""
         try:
+            self._is_idle = True
             first = self._jobs.get(timeout=_TICK)
         except queue.Empty:
             return [], True
+        finally:
+            self._is_idle = False
         # Nobody else takes any, so as many as there are now can be taken without waiting.
         taken = [first, *[self._jobs.get() for _ in range(self._jobs.qsize())]]
         jobs = [job for job in taken if job is not None]
@@ -218,8 +226,10 @@ class Writer:
         if self._is_handing_over:
             self._taken.set()
         if not self._commit.write(jobs, finished):
-            # They are done all the same: the next commit takes them along.
+            # They are done all the same: another commit takes them along.
             self._finished.extendleft(reversed(finished))
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._flush_later)
         if jobs:
             self._written_count += 1
             if self._is_nudging:

@@ -94,7 +94,9 @@ WHERE global_sequence IN (SELECT value FROM json_each(?)) AND status = 'processi
 -- which ends the process again and again does not do so for ever. (The first condition: see read_pending.)
 UPDATE events
 SET status = 'pending', retry_count = retry_count + 1, updated_at = ?,
-    last_error = json_insert(coalesce(last_error, '[]'), '$[#]', ?)
+    last_error = json_insert(
+        CASE WHEN last_error IS NULL THEN '[]' WHEN json_valid(last_error) THEN last_error
+             ELSE json_array(last_error) END, '$[#]', ?)
 WHERE status IN ('pending', 'processing') AND status = 'processing';
 
 -- name: read_pending
