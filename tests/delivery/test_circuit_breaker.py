@@ -201,17 +201,33 @@ class TestProbing:
         """To be cut off says nothing about the handler: whoever waits is the probe then."""
         gate = Gate(clock)
         for _ in range(4):
-            gate.leave(False)
+            gate.leave(gate.try_enter(), False)
         await clock.sleep(30)
-        probe_enters = gate.try_enter()
+        probe = gate.try_enter()
         waiting = start(gate.enter())
         await asyncio.sleep(0)
         was_in = waiting.done()
-        gate.abandon()
+        gate.abandon(probe)
         await soon(waiting)
 
-        assert (probe_enters, was_in) == (True, False)
+        assert probe
+        assert not was_in
         assert not gate.try_enter()
+
+    async def test_an_attempt_that_began_before_the_opening_is_no_probe(self, clock: ManualClock) -> None:
+        """Neither its success nor its being cut off says how the probe will end."""
+        gate = Gate(clock)
+        late = gate.try_enter()
+        for _ in range(4):
+            gate.leave(gate.try_enter(), False)
+        await clock.sleep(30)
+        probe = gate.try_enter()
+        gate.leave(late, True)
+        gate.abandon(late)
+        state = gate.state
+        gate.leave(probe, True)
+
+        assert (state, gate.state) == ("half_open", "closed")
 
 
 class TestUnsubscribing:

@@ -4,10 +4,12 @@ import asyncio
 import contextvars
 import functools
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
-from postbus import Event, EventStatus, RetryPolicy
+from postbus import Event, EventBus, EventStatus, RetryPolicy
 from tests.delivery.steps import FlakyHandler, MakeBus, soon
 
 request_id = contextvars.ContextVar("request_id", default="none")
@@ -303,3 +305,26 @@ class TestErrors:
         assert event.status is EventStatus.DLQ
         assert "Odd: boom" in event.errors[0]
         assert len(handler.events) == 1
+
+
+async def test_the_time_of_a_plain_function_begins_when_there_is_a_thread_for_it(database: Path) -> None:
+    """Many at once wait for each other, and none of them is late for that."""
+    bus = EventBus(database, handler_timeout=1.0, retry=RetryPolicy(max_retries=0))
+    running, peak, guard = 0, 0, threading.Lock()
+
+    @bus.on("order.*")
+    def work(_event: Event) -> None:
+        nonlocal running, peak
+        with guard:
+            running += 1
+            peak = max(peak, running)
+        time.sleep(0.1)
+        with guard:
+            running -= 1
+
+    async with bus:
+        await asyncio.gather(*(bus.publish("order.placed") for _ in range(400)))
+        dead = await bus.dlq.list()
+
+    assert dead.total == 0
+    assert peak <= 32

@@ -12,6 +12,7 @@ from tests.delivery.steps import (
     BlockingHandler,
     FlakyHandler,
     MakeBus,
+    begin,
     leave_behind,
     query,
     soon,
@@ -215,3 +216,20 @@ class TestAfterwards:
         await soon(second.idle())
 
         assert (await second.store.get("a")).status is EventStatus.DONE
+
+
+async def test_a_shutdown_that_was_cancelled_and_repeated_leaves_no_publisher_waiting(
+    database: Path, make_bus: MakeBus
+) -> None:
+    """Its event is pending again, for the next start."""
+    bus, handler = make_bus(), BlockingHandler()
+    bus.subscribe(handler)
+    publishing = start(bus.publish("order.placed"))
+    await soon(handler.started.wait())
+    stopping = await begin(bus.shutdown())
+    stopping.cancel()
+    await asyncio.wait([stopping])
+    await soon(bus.shutdown())
+    await soon(publishing)
+
+    assert list(statuses(database).values()) == ["pending"]

@@ -3,7 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from postbus import EventStatus
+import pytest
+
+from postbus import EventBus, EventStatus, InvalidTargetError, SQLiteStore, StoreFullError
 from tests.delivery.steps import BlockingHandler, FlakyHandler, MakeBus, query, soon, start, statuses, until
 
 
@@ -198,3 +200,51 @@ class TestPublisherWithoutHandlers:
         await make_bus().publish("order.placed")
 
         assert list(statuses(database).values()) == ["done"]
+
+
+async def test_an_owner_whose_handlers_are_gone_leaves_the_dispatch_to_another(make_bus: MakeBus) -> None:
+    """Without shutting down."""
+    owner, standby, handler = make_bus(), make_bus(), FlakyHandler()
+    subscription_id = owner.subscribe(FlakyHandler())
+    standby.subscribe(handler)
+    await owner.start()
+    await standby.start()
+    owner.unsubscribe(subscription_id)
+    await until(lambda: not owner.store.dispatch_lock.is_held)  # type: ignore[attr-defined]
+    await standby.publish("order.placed", wait=False)
+    await until(lambda: bool(handler.events))
+
+    assert len(handler.events) == 1
+
+
+async def test_one_store_is_for_one_bus_at_a_time(database: Path) -> None:
+    """A second one would recover what the first has in flight."""
+    store = SQLiteStore(database)
+    async with EventBus(store):
+        with pytest.raises(InvalidTargetError, match="in use by another bus"):
+            await EventBus(store).start()
+    async with EventBus(store) as successor:
+        await successor.publish("order.placed")
+
+    assert list(statuses(database).values()) == ["done"]
+
+
+async def test_a_start_that_failed_leaves_nothing_locked(
+    database: Path, make_bus: MakeBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With async with, which does not come to its end: another bus becomes the owner."""
+    failing, handler = EventBus(database), FlakyHandler()
+    failing.subscribe(FlakyHandler())
+
+    async def fail(_error: str) -> int:
+        raise StoreFullError("no room")
+
+    monkeypatch.setattr(failing.store.backlog, "recover", fail)
+    with pytest.raises(StoreFullError):
+        async with failing:
+            pass
+    bus = make_bus()
+    bus.subscribe(handler)
+    await bus.publish("order.placed")
+
+    assert len(handler.events) == 1
