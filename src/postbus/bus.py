@@ -267,6 +267,8 @@ class EventBus:
 
     def on(self, pattern: str, *, timeout: float | None = None, retry: RetryOverride = None) -> Decorator:
         """The decorator form of subscribe; the function stays as it is."""
+        # Here already: @bus.on without a pattern would take the handler for one and never call it.
+        check_pattern(pattern)
 
         def register(handler: H) -> H:
             self.subscribe(pattern, handler, timeout=timeout, retry=retry)

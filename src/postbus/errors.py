@@ -132,7 +132,7 @@ class NotADeadLetterError(PostbusError):
 
     def __init__(self, event_id: str, status: str) -> None:
         super().__init__(
-            f"event {event_id!r} is {status!r}, not a dead letter; only dead letters can be retried"
+            f"event {event_id!r} is {str(status)!r} and not a dead letter; bus.store.get() shows any event"
         )
         self.event_id, self.status = event_id, status
 

@@ -1,7 +1,7 @@
 """Bad input: a clear error of ours, nothing half-stored, and a bus that goes on."""
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -337,3 +337,35 @@ class TestDeadLetters:
     async def test_an_age_beyond_the_calendar_purges_nothing(self, dlq: DLQInspector) -> None:
         """A million years ago nothing was published."""
         assert await dlq.purge(older_than_days=400_000_000) == 0
+
+
+class TestHandlersThatWouldNeverRun:
+    def test_on_without_a_pattern(self, make_bus: MakeBus) -> None:
+        """Not taken for a pattern: the function would silently stay without events."""
+
+        def audit(event: Event) -> None:
+            """Never called."""
+
+        with pytest.raises(InvalidPatternError, match="is of type function"):
+            make_bus().on(audit)  # type: ignore[arg-type]
+
+    def test_a_generator(self, make_bus: MakeBus) -> None:
+        """Calling it runs nothing."""
+
+        def audit(event: Event) -> Iterator[None]:
+            yield
+
+        async def audit_later(event: Event) -> AsyncIterator[None]:
+            yield
+
+        for handler in (audit, audit_later):
+            with pytest.raises(InvalidHandlerError, match="generator"):
+                make_bus().subscribe("order.*", handler)
+
+    @pytest.mark.parametrize(
+        "target", ["file:events.db", "sqlite:///events.db?mode=ro", "mysql://host/events"]
+    )
+    def test_a_target_with_more_than_a_path(self, target: str) -> None:
+        """What is not understood is not ignored."""
+        with pytest.raises(InvalidTargetError):
+            EventBus(target)

@@ -101,6 +101,11 @@ def check_handler(handler: object) -> Handler:
         raise InvalidHandlerError(
             f"handler {handler!r} can't be called; expected a function that takes one event"
         )
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise InvalidHandlerError(
+            f"handler {getattr(handler, '__qualname__', handler)!s} is a generator, whose body would never run; "
+            "expected a function without yield"
+        )
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):

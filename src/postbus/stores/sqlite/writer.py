@@ -33,7 +33,7 @@ _TICK = 0.02
 # A writer that is not done after this long may be waiting for a busy event loop to let go of the GIL.
 _NUDGE_AFTER = 0.002
 _NUDGE_SECONDS = 0.004
-_BUSY_SHARE = 0.5
+_BUSY_SHARE = 0.9
 # From so many waiting jobs on it pays to hand over half a group, so that loop and writer work side by side.
 _LEAST_HAND_OVER = 32
 
@@ -65,7 +65,7 @@ class Writer:
         self._finished: deque[GlobalSequence] = deque()
         self._is_flush_due = False
         self._is_nudge_due = False
-        self._armed_with = (0, 0.0, 0.0)
+        self._armed_with = (0.0, 0.0)
         # The thread waits for jobs, and not for the disk.
         self._is_idle = False
         self._handed_over = -1
@@ -160,7 +160,7 @@ class Writer:
 
     def _arm_nudge(self) -> None:
         self._is_nudge_due = True
-        self._armed_with = (self._settled_count, time.monotonic(), time.thread_time())
+        self._armed_with = (time.monotonic(), time.thread_time())
         self._loop.call_later(_NUDGE_AFTER, self._nudge)
 
     def _nudge(self) -> None:
@@ -172,10 +172,10 @@ class Writer:
         self._is_nudge_due = False
         if not self._unsettled:
             return
-        settled_count, armed_at, worked_before = self._armed_with
-        is_stuck = settled_count == self._settled_count == self._written_count
+        armed_at, worked_before = self._armed_with
+        has_news = self._written_count != self._settled_count
         worked = time.thread_time() - worked_before
-        if is_stuck and worked > _BUSY_SHARE * (time.monotonic() - armed_at):
+        if not has_news and worked > _BUSY_SHARE * (time.monotonic() - armed_at):
             self._written.clear()
             self._is_nudging = True
             self._written.wait(_NUDGE_SECONDS)
