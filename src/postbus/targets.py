@@ -41,9 +41,7 @@ def _store_for_text(target: str, clock: Clock) -> Store:
         if host or not slash or not path:
             raise InvalidTargetError(target, "names no file: three slashes and a path are needed")
         if "?" in path:
-            raise InvalidTargetError(
-                target, "has a query, which is not known: give a SQLiteStore for settings"
-            )
+            raise InvalidTargetError(target, "has a query, which is not known; give a SQLiteStore instead")
         return SQLiteStore(Path(path), clock=clock)
     if "://" in target or target.startswith("file:"):
         raise InvalidTargetError(target, f"has the scheme {target.partition(':')[0]!r}, which is not known")

@@ -103,7 +103,7 @@ def check_handler(handler: object) -> Handler:
         )
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise InvalidHandlerError(
-            f"handler {getattr(handler, '__qualname__', handler)!s} is a generator, whose body would never run; "
+            f"handler {getattr(handler, '__qualname__', handler)!s} is a generator, whose body never runs; "
             "expected a function without yield"
         )
     try:

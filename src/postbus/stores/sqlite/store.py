@@ -21,6 +21,7 @@ from postbus.stores.sqlite.dead_letters import SQLiteDeadLetters
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
 from postbus.stores.sqlite.event_queue import SQLiteEventQueue
 from postbus.stores.sqlite.group_commit import GroupCommit
+from postbus.stores.sqlite.nudge import Nudge
 from postbus.stores.sqlite.rows import COLUMNS, event_from_row
 from postbus.stores.sqlite.schema import check_ours, migrate
 from postbus.stores.sqlite.subscriptions import SQLiteSubscriptionTable
@@ -120,7 +121,16 @@ class SQLiteStore:
         """Run a query beside the writer on what is committed at this moment."""
         await self._open_on_first_use()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader, patiently, lambda: self._read(run), self._is_closing)
+        nudge = Nudge(loop, lambda: not reading.done())
+        reading = loop.run_in_executor(self._reader, self._read_and_tell, run, nudge)
+        nudge.arm()
+        return await reading
+
+    def _read_and_tell(self, run: Callable[[sqlite3.Connection], T], nudge: Nudge) -> T:
+        try:
+            return patiently(lambda: self._read(run), self._is_closing)
+        finally:
+            nudge.tell()
 
     async def _open_on_first_use(self) -> None:
         # Not again after close(): a handler that outlives its bus must not open the file behind its back.

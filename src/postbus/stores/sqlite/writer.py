@@ -22,6 +22,7 @@ from postbus.events import Draft, GlobalSequence
 from postbus.ports import OnStored
 from postbus.stores.sqlite.group_commit import GroupCommit
 from postbus.stores.sqlite.jobs import Call, Insert, Job
+from postbus.stores.sqlite.nudge import Nudge
 
 logger = logging.getLogger("postbus")
 
@@ -30,10 +31,8 @@ _FINISH_DELAY = 0.01
 _SECONDS_AFTER_ERROR = 1.0
 # How often the writer looks whether another process has written.
 _TICK = 0.02
-# A writer that is not done after this long may be waiting for a busy event loop to let go of the GIL.
-_NUDGE_AFTER = 0.002
-_NUDGE_SECONDS = 0.004
-_BUSY_SHARE = 0.9
+# How long the loop waits for the writer to take what it hands over.
+_HAND_OVER_SECONDS = 0.004
 # From so many waiting jobs on it pays to hand over half a group, so that loop and writer work side by side.
 _LEAST_HAND_OVER = 32
 
@@ -64,17 +63,14 @@ class Writer:
         self._unsettled = 0
         self._finished: deque[GlobalSequence] = deque()
         self._is_flush_due = False
-        self._is_nudge_due = False
-        self._armed_with = (0.0, 0.0)
+        self._nudge = Nudge(self._loop, lambda: self._unsettled > 0)
         # The thread waits for jobs, and not for the disk.
         self._is_idle = False
         self._handed_over = -1
         self._hand_over_at = _LEAST_HAND_OVER
-        # Setting an Event costs more than asking whether anybody waits for it.
-        self._is_handing_over = self._is_nudging = False
+        self._is_handing_over = False
         self._taken = threading.Event()
-        self._written = threading.Event()
-        self._written_count = self._settled_count = 0
+        self._written_count = 0
         self._is_closed = False
         # A daemon: a program that ends without shutdown() must not hang; the store closes it at exit.
         self._thread = threading.Thread(target=self._run, name=f"postbus writer {path.name}", daemon=True)
@@ -121,8 +117,7 @@ class Writer:
             )
         self._unsettled += 1
         self._jobs.put(job)
-        if not self._is_nudge_due:
-            self._arm_nudge()
+        self._nudge.arm()
 
     def _flush(self) -> None:
         self._is_flush_due = False
@@ -155,36 +150,12 @@ class Writer:
         self._handed_over = self._written_count
         self._taken.clear()
         self._is_handing_over = True
-        self._taken.wait(_NUDGE_SECONDS)
+        self._taken.wait(_HAND_OVER_SECONDS)
         self._is_handing_over = False
-
-    def _arm_nudge(self) -> None:
-        self._is_nudge_due = True
-        self._armed_with = (time.monotonic(), time.thread_time())
-        self._loop.call_later(_NUDGE_AFTER, self._nudge)
-
-    def _nudge(self) -> None:
-        """Let go of the GIL for a moment when this loop is so busy that the writer starves.
-
-        The writer waits up to 5 ms for the GIL, several times for each group. An idle loop lets
-        go of it by itself, and then a slow commit is the disk's doing and none of our business.
-        """
-        self._is_nudge_due = False
-        if not self._unsettled:
-            return
-        armed_at, worked_before = self._armed_with
-        has_news = self._written_count != self._settled_count
-        worked = time.thread_time() - worked_before
-        if not has_news and worked > _BUSY_SHARE * (time.monotonic() - armed_at):
-            self._written.clear()
-            self._is_nudging = True
-            self._written.wait(_NUDGE_SECONDS)
-            self._is_nudging = False
-        self._arm_nudge()
 
     def _settle(self, jobs: Sequence[Job]) -> None:
         self._unsettled -= len(jobs)
-        self._settled_count += 1
+        self._nudge.hear()
         for job in jobs:
             job.settle()
 
@@ -232,8 +203,7 @@ class Writer:
                 self._loop.call_soon_threadsafe(self._flush_later)
         if jobs:
             self._written_count += 1
-            if self._is_nudging:
-                self._written.set()
+            self._nudge.tell()
             # The loop may be closed already when a program ends without shutdown().
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._settle, jobs)

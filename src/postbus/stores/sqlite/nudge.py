@@ -1,0 +1,61 @@
+"""Keeps an event loop that never rests from starving our threads.
+
+A thread that waits for the GIL asks for it after 5 ms; but each time the loop lets go of it for
+an instant, as it does in every turn, the 5 ms begin anew. Beside a loop that always has
+something to do, a commit or a read could so take seconds.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+# A thread that is not done after this long may be waiting for the GIL.
+_NUDGE_AFTER = 0.002
+_NUDGE_SECONDS = 0.004
+# A loop that rests for more than the remainder lets go of the GIL by itself: then the disk is slow.
+_BUSY_SHARE = 0.9
+
+
+class Nudge:
+    """Lets go of the GIL for a moment while the loop is busy and waits for a thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, is_waiting: Callable[[], bool]) -> None:
+        self._loop, self._is_waiting = loop, is_waiting
+        self._is_armed = False
+        self._armed_with = (0.0, 0.0)
+        # Setting an Event costs more than asking whether anybody waits for it.
+        self._is_nudging = False
+        self._news = threading.Event()
+        self._news_count = self._heard_count = 0
+
+    def arm(self) -> None:
+        """The loop waits for the thread from now on."""
+        if not self._is_armed:
+            self._is_armed = True
+            self._armed_with = (time.monotonic(), time.thread_time())
+            self._loop.call_later(_NUDGE_AFTER, self._nudge)
+
+    def hear(self) -> None:
+        """The loop has got what the thread told."""
+        self._heard_count += 1
+
+    def tell(self) -> None:
+        """The thread has something for the loop; called in the thread."""
+        self._news_count += 1
+        if self._is_nudging:
+            self._news.set()
+
+    def _nudge(self) -> None:
+        self._is_armed = False
+        if not self._is_waiting():
+            return
+        armed_at, worked_before = self._armed_with
+        worked = time.thread_time() - worked_before
+        has_news = self._news_count != self._heard_count
+        if not has_news and worked > _BUSY_SHARE * (time.monotonic() - armed_at):
+            self._news.clear()
+            self._is_nudging = True
+            self._news.wait(_NUDGE_SECONDS)
+            self._is_nudging = False
+        self.arm()
