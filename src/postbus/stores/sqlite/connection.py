@@ -41,8 +41,6 @@ def open_connection(
             timeout=_BUSY_SECONDS,
             isolation_level=None,
             check_same_thread=False,
-            # One statement for each size of a group of inserts.
-            cached_statements=512,
         )
         try:
             if check is not None:
