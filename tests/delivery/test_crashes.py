@@ -21,13 +21,25 @@ path, how, max_retries, is_first = sys.argv[1], sys.argv[2], int(sys.argv[3]), s
 clock = ManualClock(auto_advance=True)
 bus = EventBus(path, clock=clock, retry=RetryPolicy(max_retries=max_retries, base_delay=0.0))
 
+# Published one by one, they are in flight together only if they wait for each other.
+beside = [] if how == "at once" and is_first else None
+
+async def stay_in_flight(event):
+    if beside is not None:
+        beside.append(event)
+        await asyncio.Event().wait()
+
 @bus.on("order.*")
 async def handle(event):
     if event.type == "order.poison":
+        while beside is not None and len(beside) < 3:
+            await asyncio.sleep(0)
         os._exit(9)
+    await stay_in_flight(event)
 
 @bus.on("flaky.*")
 async def fail_until_the_last(event):
+    await stay_in_flight(event)
     if event.retry_count < max_retries:
         raise ValueError("flaky")
 
