@@ -32,7 +32,7 @@ async def test_errors_that_are_no_array_do_not_keep_the_bus_from_starting(
 
 
 @pytest.mark.parametrize(
-    "payload", ["'{no json'", f"'{'[' * 5000}{']' * 5000}'", "CAST(x'22ff22' AS TEXT)", "x'00ff'", "17"]
+    "payload", ["'{no json'", f"'{'[' * 100_000}{']' * 100_000}'", "CAST(x'22ff22' AS TEXT)", "x'00ff'", "17"]
 )
 async def test_a_payload_that_cannot_be_read_is_a_dead_letter_and_the_next_event_is_done(
     database: Path, make_bus: MakeBus, payload: str
