@@ -1,9 +1,8 @@
 """Writes a group of jobs in one transaction. Runs in the writer's thread."""
 
 import contextlib
-import random
 import sqlite3
-import time
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from postbus.errors import StoreBusyError, StoreError, StoreFullError, StoreRead
 from postbus.events import Draft, GlobalSequence
 from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
-from postbus.stores.sqlite.connection import translated_errors
+from postbus.stores.sqlite.connection import patiently, translated_errors
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
 from postbus.stores.sqlite.jobs import Call, Insert, Job
 from postbus.stores.sqlite.rows import draft_to_row, drafts_to_json, moment_to_text, sequences_to_json
@@ -20,8 +19,6 @@ _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
 # What is no single job's fault.
 _CONCERNS_ALL = (StoreBusyError, StoreFullError, StoreReadOnlyError)
-# How long we wait for another process that holds the database.
-_LOCK_TIMEOUT = 60.0
 # After about so many pages the log is copied into the database file: in a long log look-ups are slow.
 _CHECKPOINT_PAGES = 2_000
 _LONGEST_LOG = 8_000
@@ -41,7 +38,7 @@ class GroupCommit:
         self._path, self._connection, self._clock = path, connection, clock
         self._pages_since_checkpoint = 0.0
         self._turn = FileDispatchLock(path)
-        self.is_closing = False
+        self.closing = threading.Event()
         with translated_errors(path):
             connection.execute(_QUERIES["create_unrouted_view"])
             connection.execute(_QUERIES["create_group_view"])
@@ -126,17 +123,11 @@ class GroupCommit:
         return True
 
     def _begin(self) -> None:
-        deadline = time.monotonic() + _LOCK_TIMEOUT
-        while True:
-            try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-                if not is_busy or self.is_closing or time.monotonic() > deadline:
-                    raise
-                # Not in step with the other processes that wait.
-                time.sleep(random.uniform(0.001, 0.02))
+        patiently(self._begin_at_once, self.closing)
+
+    def _begin_at_once(self) -> None:
+        with translated_errors(self._path):
+            self._connection.execute("BEGIN IMMEDIATE")
 
     def _insert(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> None:
         drafts = [draft for job in inserts for draft in job.drafts]

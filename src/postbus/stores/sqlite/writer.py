@@ -103,7 +103,8 @@ class Writer:
 
     def close(self) -> None:
         """Write what is waiting, stop the thread and close the connection. Blocks; safe from any thread."""
-        self._is_closed = self._commit.is_closing = True
+        self._is_closed = True
+        self._commit.closing.set()
         self._jobs.put(None)
         self._thread.join()
 
