@@ -43,6 +43,8 @@ class GroupCommit:
             connection.execute(_QUERIES["create_unrouted_view"])
             connection.execute(_QUERIES["create_group_view"])
             connection.execute(_QUERIES["create_group_trigger"])
+            connection.execute(_QUERIES["create_single_view"])
+            connection.execute(_QUERIES["create_single_trigger"])
             self._last_sequence = self._read_last_sequence()
 
     def write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> bool:
@@ -92,7 +94,7 @@ class GroupCommit:
 
     def _write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
         self._pages_since_checkpoint += _PAGES_PER_COMMIT
-        inserts = _as_one_insert(jobs)
+        inserts = _as_one_insert(jobs, finished)
         if inserts and self._write_at_once(inserts, finished):
             return
         self._begin()
@@ -132,8 +134,12 @@ class GroupCommit:
     def _insert(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> None:
         drafts = [draft for job in inserts for draft in job.drafts]
         now = moment_to_text(self._clock.now())
-        values = (self._last_sequence, drafts_to_json(drafts), sequences_to_json(finished), now)
-        self._connection.execute(_QUERIES["write_group"], values)
+        if len(drafts) == 1 and len(finished) <= 1:
+            single = (self._last_sequence, *draft_to_row(drafts[0]), finished[0] if finished else None, now)
+            self._connection.execute(_QUERIES["write_single"], single)
+        else:
+            group = (self._last_sequence, drafts_to_json(drafts), sequences_to_json(finished), now)
+            self._connection.execute(_QUERIES["write_group"], group)
         next_sequence = self._last_sequence + 1
         for job in inserts:
             job.sequences = range(next_sequence, next_sequence + len(job.drafts))
@@ -171,9 +177,12 @@ class GroupCommit:
         return int(self._connection.execute(_QUERIES["last_sequence"]).fetchone()[0])
 
 
-def _as_one_insert(jobs: Sequence[Job]) -> list[Insert]:
-    """The jobs, if all of them fit into one statement and are enough to be worth it."""
+def _as_one_insert(jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> list[Insert]:
+    """The jobs, if all of them fit into one statement and are enough to be worth it, or just one."""
     inserts = [job for job in jobs if isinstance(job, Insert) and job.is_plain]
-    if len(inserts) < len(jobs) or sum([len(job.drafts) for job in inserts]) < _SMALLEST_GROUP:
+    if len(inserts) < len(jobs):
+        return []
+    count = sum([len(job.drafts) for job in inserts])
+    if count < _SMALLEST_GROUP and (count != 1 or len(finished) > 1):
         return []
     return inserts if sum([job.size for job in inserts]) <= _LARGEST_STATEMENT else []

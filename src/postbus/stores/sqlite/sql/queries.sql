@@ -51,6 +51,28 @@ END;
 -- name: write_group
 INSERT INTO postbus_group (last_sequence, new_events, finished, now) VALUES (?, ?, ?, ?);
 
+-- name: create_single_view
+-- The same for one new event and at most one finished: what JSON costs is a fifth of such a commit.
+CREATE TEMP VIEW postbus_single AS
+SELECT NULL AS last_sequence, NULL AS id, NULL AS type, NULL AS payload, NULL AS status, NULL AS metadata,
+    NULL AS created_at, NULL AS finished, NULL AS now;
+
+-- name: create_single_trigger
+CREATE TEMP TRIGGER postbus_write_single INSTEAD OF INSERT ON postbus_single
+BEGIN
+    SELECT RAISE(ABORT, 'sequence has moved')
+    WHERE new.last_sequence <> coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
+    INSERT INTO events (global_sequence, id, type, payload, status, metadata, created_at, updated_at)
+    VALUES (new.last_sequence + 1, new.id, new.type, new.payload,
+        coalesce(new.status, (SELECT status FROM postbus_unrouted)),
+        new.metadata, new.created_at, new.created_at);
+    UPDATE events SET status = 'done', updated_at = new.now
+    WHERE global_sequence = new.finished AND status = 'processing';
+END;
+
+-- name: write_single
+INSERT INTO postbus_single VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
 -- name: last_sequence
 SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events';
 
