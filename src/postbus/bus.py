@@ -25,7 +25,7 @@ from postbus.delivery.backlog_lane import BacklogLane
 from postbus.delivery.counters import RetryCounters
 from postbus.delivery.couriers import Couriers
 from postbus.delivery.dispatcher import Dispatcher
-from postbus.delivery.drafts import Drafts
+from postbus.drafting import Drafts
 from postbus.delivery.gate import Gate
 from postbus.delivery.publisher import Publisher
 from postbus.delivery.subscriptions import (

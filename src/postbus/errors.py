@@ -7,14 +7,23 @@ PostbusError
 ├── InvalidMetadataError       metadata is not a dict of strings: nothing was stored
 ├── InvalidEventTypeError      the event type is not a dotted name
 ├── InvalidEventIdError        the event id is not a usable string
+├── InvalidEventFieldError     a stream, version or other field of the event is not usable
 ├── InvalidPatternError        the subscription pattern is not a dotted name with "*" segments
 ├── InvalidHandlerError        the handler is not a callable that takes one event
 ├── InvalidConfigError         a setting is out of its range
 ├── InvalidTargetError         the target is no path, URL or store
 ├── InvalidPageError           limit, offset or age is out of its range
+├── InvalidSubscriberIdError   the id of a durable subscriber is not a usable string
+├── DuplicateSubscriberError   this bus has a durable subscriber with this id already
+├── SubscriptionNotFoundError  this bus has no durable subscriber with this id
+├── SubscriptionStoppedError   the subscriber was stopped before it got where it was waited for
 ├── EventNotFoundError         no event has this id
 ├── NotADeadLetterError        the event is not a dead letter
+├── PayloadTypeError           the stored payload does not fit the type that the handler asks for
+├── TransactionEndedError      a transactional handler ended the transaction it was lent
 └── StoreError                 the database refused or failed
+    ├── WrongExpectedVersionError  another writer appended to the stream first: nothing was stored
+    ├── SubscriberFencedError  another instance has taken the subscriber over
     ├── StoreClosedError       the store was closed
     ├── StoreBusyError         another process held the database for too long
     ├── StoreFullError         the disk is full: nothing was stored
@@ -75,6 +84,14 @@ class InvalidEventIdError(PostbusError):
         self.event_id, self.reason = event_id, reason
 
 
+class InvalidEventFieldError(PostbusError):
+    """A stream id, a version or another field of the event is not usable. Nothing was stored."""
+
+    def __init__(self, name: str, found: object, expected: str) -> None:
+        super().__init__(f"{name} is {_shorten(found)}; expected {expected}; nothing was stored")
+        self.name, self.found, self.expected = name, found, expected
+
+
 class InvalidPatternError(PostbusError):
     """A pattern is an event type in which "*" may stand for whole segments."""
 
@@ -119,6 +136,72 @@ class InvalidPageError(PostbusError):
         self.name, self.found, self.expected = name, found, expected
 
 
+class InvalidSubscriberIdError(PostbusError):
+    """The id of a durable subscriber is a string of 1 to 255 printable characters."""
+
+    def __init__(self, subscriber_id: object, reason: str) -> None:
+        super().__init__(
+            f"subscriber id {_shorten(subscriber_id)} {reason}; expected a string of 1 to 255 printable "
+            'characters that stays the same from start to start, such as "projection:order-list"'
+        )
+        self.subscriber_id, self.reason = subscriber_id, reason
+
+
+class DuplicateSubscriberError(PostbusError):
+    """A durable subscriber's id is its identity: give each one an id of its own."""
+
+    def __init__(self, subscriber_id: str) -> None:
+        super().__init__(
+            f"this bus has a durable subscriber with the id {subscriber_id!r} already; "
+            "give this one another id, or unsubscribe the other first"
+        )
+        self.subscriber_id = subscriber_id
+
+
+class SubscriptionNotFoundError(PostbusError):
+    """The bus has no durable subscriber with this id: subscribe it first."""
+
+    def __init__(self, subscriber_id: str) -> None:
+        super().__init__(
+            f"this bus has no durable subscriber with the id {subscriber_id!r}; "
+            "only subscriptions that were made with id=… or an observer have a handle"
+        )
+        self.subscriber_id = subscriber_id
+
+
+class SubscriptionStoppedError(PostbusError):
+    """The subscriber was stopped before it got where it was waited for."""
+
+    def __init__(self, subscriber_id: str) -> None:
+        super().__init__(
+            f"subscriber {subscriber_id!r} was stopped before it got there; "
+            "what it has not processed is delivered when it is subscribed again"
+        )
+        self.subscriber_id = subscriber_id
+
+
+class PayloadTypeError(PostbusError):
+    """The stored payload does not fit the type that the handler asks for: register an upcaster."""
+
+    def __init__(self, event_type: str, expected: str, reason: str) -> None:
+        super().__init__(
+            f"the payload of {event_type} is no {expected}: {reason}; "
+            "change the handler's annotation, or register an upcaster for old payloads"
+        )
+        self.event_type, self.expected, self.reason = event_type, expected, reason
+
+
+class TransactionEndedError(PostbusError):
+    """A transactional handler must leave BEGIN, COMMIT and ROLLBACK to postbus."""
+
+    def __init__(self, subscriber_id: str) -> None:
+        super().__init__(
+            f"the handler of {subscriber_id!r} ended the transaction it was lent; "
+            "leave commit() and rollback() to postbus: raise an exception to undo"
+        )
+        self.subscriber_id = subscriber_id
+
+
 class EventNotFoundError(PostbusError):
     """No event has this id: it was never stored here, or it was purged."""
 
@@ -139,6 +222,27 @@ class NotADeadLetterError(PostbusError):
 
 class StoreError(PostbusError):
     """The database refused or failed; the message carries its words."""
+
+
+class WrongExpectedVersionError(StoreError):
+    """Another writer appended first: reload the stream and decide again. Nothing was stored."""
+
+    def __init__(self, stream_id: str, expected: int, actual: int) -> None:
+        super().__init__(
+            f"stream {stream_id!r} is at version {actual}, expected {expected}; nothing was stored; "
+            "read the stream again and decide anew"
+        )
+        self.stream_id, self.expected, self.actual = stream_id, expected, actual
+
+
+class SubscriberFencedError(StoreError):
+    """Another instance has taken the subscriber over: nothing was written, and this instance steps back."""
+
+    def __init__(self, subscriber_id: str, epoch: int) -> None:
+        super().__init__(
+            f"subscriber {subscriber_id!r} has another owner since epoch {epoch}; nothing was written"
+        )
+        self.subscriber_id, self.epoch = subscriber_id, epoch
 
 
 class StoreClosedError(StoreError):

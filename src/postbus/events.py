@@ -1,12 +1,24 @@
 """Frozen values: the event as handlers see it, and as publishers give it."""
 
 import enum
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NewType
+from typing import TYPE_CHECKING, Any, Generic, NewType
 
 import msgspec
 
+if TYPE_CHECKING:
+    # So that a plain Event means Event[Any]; type checkers know it, older Pythons do not.
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
 GlobalSequence = NewType("GlobalSequence", int)
+SubscriberId = NewType("SubscriberId", str)
 
 
 class EventStatus(enum.StrEnum):
@@ -18,12 +30,12 @@ class EventStatus(enum.StrEnum):
     DLQ = "dlq"
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """One thing that happened. *last_error* is a JSON array, one string per failed attempt."""
 
     id: str
     type: str
-    payload: Any = None
+    payload: T = None  # type: ignore[assignment]
     created_at: datetime
     status: EventStatus = EventStatus.PENDING
     retry_count: int = 0
@@ -59,7 +71,9 @@ class UndecodablePayload(msgspec.Struct, frozen=True):
 
 
 class NewEvent(msgspec.Struct, frozen=True):
-    """One item of publish_many, with all of publish's options.
+    """One item of publish_many or append, with all of publish's options.
+
+    *expected_version* is the version at which its stream must be: 0 for a stream that must not exist yet.
 
     >>> NewEvent("order.placed", {"order": 42}, event_id="order-42-placed").type
     'order.placed'
@@ -69,6 +83,12 @@ class NewEvent(msgspec.Struct, frozen=True):
     payload: Any = None
     metadata: dict[str, str] | None = None
     event_id: str | None = None
+    stream_id: str | None = None
+    expected_version: int | None = None
+    actor_id: str | None = None
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    schema_version: int | None = None
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -83,6 +103,90 @@ class Draft(msgspec.Struct, frozen=True):
     status: EventStatus | None
     # The publisher chose the id: storing it a second time is a success that stores nothing.
     is_idempotent: bool
+    stream_id: str | None = None
+    # Where the stream must be just before this draft, drafts before it in the same call included.
+    expected_version: int | None = None
+    actor_id: str | None = None
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    schema_version: int | None = None
+
+
+class LogPage(msgspec.Struct, frozen=True):
+    """Events of the log in order, and how far the log was looked through for them."""
+
+    events: list[Event]
+    # Every number up to this one is in the page, was not wanted, or will never be used.
+    up_to: GlobalSequence
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a durable subscriber has come, and who may move it on."""
+
+    subscriber_id: SubscriberId
+    position: GlobalSequence
+    event_id: str | None = None
+    updated_at: datetime
+    # Every ownership has a higher epoch than the last: a write with an older one changes nothing.
+    epoch: int = 0
+    # Whether the last owner ended without letting go, so that an event may have ended it.
+    was_interrupted: bool = False
+    # The event whose attempts were written down before they began, and how many have begun.
+    attempt_sequence: GlobalSequence | None = None
+    attempt_count: int = 0
+
+
+class StateWrite(msgspec.Struct, frozen=True):
+    """The new state under a key of a state store; None deletes it."""
+
+    store_name: str
+    key: str
+    state_json: bytes | None
+
+
+class Burial(msgspec.Struct, frozen=True):
+    """An event that becomes a dead letter of a durable subscriber."""
+
+    event: Event
+    errors: list[str]
+
+
+class RetryOutcome(msgspec.Struct, frozen=True):
+    """What became of the retry of a dead letter: resolved, or one error more."""
+
+    dead_letter_id: str
+    error: str | None
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What a durable subscriber writes in one transaction, or not at all."""
+
+    subscriber_id: SubscriberId
+    epoch: int
+    # Where the checkpoint moves to; a position behind the present one leaves it where it is.
+    position: GlobalSequence
+    event_id: str | None = None
+    # The attempt that begins after this transaction, and which one of its event it is.
+    attempt_sequence: GlobalSequence | None = None
+    attempt_count: int = 0
+    burials: Sequence[Burial] = ()
+    retries: Sequence[RetryOutcome] = ()
+    states: Sequence[StateWrite] = ()
+    drafts: Sequence[Draft] = ()
+
+
+class BatchOutcome(msgspec.Struct, frozen=True):
+    """How many events of a batch took effect, and why the next one did not."""
+
+    done_count: int
+    error: BaseException | None = None
+
+
+class Reaction(msgspec.Struct, frozen=True):
+    """What a stateful observer makes of an event: the new state (None deletes it), and events to publish."""
+
+    state: Any
+    publish: Sequence[NewEvent] = ()
 
 
 class SubscriptionRow(msgspec.Struct, frozen=True):
@@ -93,8 +197,24 @@ class SubscriptionRow(msgspec.Struct, frozen=True):
     created_at: datetime
 
 
+class DeadLetter(Event[Any], frozen=True, kw_only=True):
+    """An event that somebody could not process, with the whole story of why.
+
+    *subscriber_id* is the durable subscriber that gave up on it, None for the in-process handlers.
+    *last_error* and *errors* tell of every attempt, *dlq_at* when it was given up.
+    """
+
+    dead_letter_id: str
+    """What get, retry and resolve take; for the in-process handlers it is the event's id."""
+    subscriber_id: SubscriberId | None = None
+    last_retry_at: datetime | None = None
+    resolved_at: datetime | None = None
+    resolved_by: str | None = None
+    notes: str | None = None
+
+
 class DeadLetterPage(msgspec.Struct, frozen=True):
     """One page of dead letters, newest first, and how many there are in all."""
 
-    events: list[Event]
+    events: list[DeadLetter]
     total: int

@@ -2,14 +2,28 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from postbus.errors import StoreError
-from postbus.events import DeadLetterPage, Draft, Event, GlobalSequence, SubscriptionRow
+from postbus.events import (
+    BatchOutcome,
+    Checkpoint,
+    DeadLetter,
+    DeadLetterPage,
+    Draft,
+    Event,
+    GlobalSequence,
+    LogPage,
+    Progress,
+    Reaction,
+    SubscriberId,
+    SubscriptionRow,
+)
 
 # Called in the event loop once the drafts are durable, with one sequence number for each
-# (None: an event with this id was there already), or with the error if none was stored.
-OnStored = Callable[[Sequence[int | None], StoreError | None], None]
+# (None: an event with this id was there already) and one stream version for each (empty
+# if no draft has a stream), or with the error if none was stored.
+OnStored = Callable[[Sequence[int | None], Sequence[int | None], StoreError | None], None]
 
 
 class Clock(Protocol):
@@ -109,22 +123,250 @@ class SubscriptionTable(Protocol):
 
 
 class DeadLetterStore(Protocol):
-    """Events that used up their attempts."""
+    """Events that used up their attempts, with the in-process handlers or with a durable subscriber."""
 
-    async def page(self, limit: int, offset: int) -> DeadLetterPage:
-        """The newest first."""
+    async def page(self, limit: int, offset: int, subscriber_id: SubscriberId | None) -> DeadLetterPage:
+        """The unresolved ones of both kinds, or of one subscriber, newest first."""
         ...
 
-    async def revive(self, event_id: str) -> None:
-        """Back to pending with no attempts and no errors. EventNotFoundError, NotADeadLetterError."""
+    async def get(self, dead_letter_id: str) -> DeadLetter:
+        """One, resolved or not. EventNotFoundError, NotADeadLetterError (an event that is none)."""
         ...
 
-    async def revive_all(self, event_type: str | None) -> int:
-        """Revive every dead letter, or those of one type; how many."""
+    async def revive(self, dead_letter_id: str) -> None:
+        """Give it another chance.
+
+        Of the in-process handlers: back to pending with no attempts and no errors. Of a durable
+        subscriber: mark it for one more attempt by that subscriber. An event's id stands for all
+        dead letters of that event. EventNotFoundError, NotADeadLetterError.
+        """
+        ...
+
+    async def revive_all(self, event_type: str | None, subscriber_id: SubscriberId | None) -> int:
+        """Revive every unresolved dead letter, or those of one type, of one subscriber; how many."""
+        ...
+
+    async def resolve(self, dead_letter_id: str, by: str, notes: str | None) -> None:
+        """Somebody has seen to it: it leaves the list and stays on record.
+
+        EventNotFoundError, NotADeadLetterError.
+        """
         ...
 
     async def purge(self, cutoff: datetime) -> int:
-        """Delete dead letters with created_at <= cutoff; how many."""
+        """Delete dead letters with created_at <= cutoff, resolved ones too; how many.
+
+        Of a durable subscriber only its dead letter goes, with the date on which it became one;
+        the event stays in the log for the others.
+        """
+        ...
+
+    async def wanted_retries(self, subscriber_id: SubscriberId, limit: int) -> list[DeadLetter]:
+        """Dead letters of this subscriber that are marked for one more attempt, oldest first."""
+        ...
+
+
+class EventLog(Protocol):
+    """All events in the order of their global sequence, and in streams."""
+
+    async def append(self, drafts: Sequence[Draft]) -> list[Event]:
+        """Store the drafts, all or none, in one transaction; the stored events, in order.
+
+        For a given id that is there already the event that is stored. WrongExpectedVersionError.
+        """
+        ...
+
+    async def read(
+        self, after: GlobalSequence, limit: int, is_wanted: Callable[[str], bool] | None
+    ) -> LogPage:
+        """At most *limit* events after a number whose type is wanted; None: all are.
+
+        Looks through a bounded part of the log, so the page may be empty although there is more:
+        then it goes on after *up_to*. *up_to* equals *after* only at the end of the log.
+        """
+        ...
+
+    async def read_stream(self, stream_id: str, from_version: int, to_version: int | None) -> list[Event]:
+        """The events of a stream in the order of their versions, both bounds included."""
+        ...
+
+    async def get(self, event_id: str) -> Event:
+        """The event with this id. EventNotFoundError."""
+        ...
+
+    async def head(self) -> GlobalSequence:
+        """The highest number in the log that is durable; 0 if there is none."""
+        ...
+
+    async def position_at(self, moment: datetime) -> GlobalSequence:
+        """The number just before the first event whose created_at is *moment* or later; else the head."""
+        ...
+
+    async def purge(self, event_id: str, purger_id: str) -> None:
+        """Take the payload away, also from its dead letters; the event stays. EventNotFoundError.
+
+        Who purges it again changes nothing: the first purger_id and purged_at stay.
+        """
+        ...
+
+    @property
+    def known_head(self) -> GlobalSequence:
+        """The head as far as this process has noticed, without asking the database."""
+        ...
+
+    def watch(self, on_append: Callable[[], None]) -> None:
+        """Call this in the event loop when the log may have grown, or a retry may be wanted.
+
+        It carries no data and may come too often, from other processes too. Several may watch.
+        """
+        ...
+
+    def unwatch(self, on_append: Callable[[], None]) -> None:
+        """Do not call it any more. Idempotent."""
+        ...
+
+
+class CheckpointStore(Protocol):
+    """How far each durable subscriber has come. A checkpoint only moves forward."""
+
+    async def load(self, subscriber_id: SubscriberId) -> Checkpoint | None:
+        """Its checkpoint, if it has one."""
+        ...
+
+    async def list(self) -> list[Checkpoint]:
+        """All, by subscriber id."""
+        ...
+
+    async def claim(self, subscriber_id: SubscriberId, start: GlobalSequence) -> Checkpoint:
+        """Become the owner under a new, higher epoch; *start* counts if there is no checkpoint yet.
+
+        was_interrupted tells whether the owner before did not release it.
+        """
+        ...
+
+    async def save(self, progress: Progress) -> None:
+        """Write all of it in one transaction.
+
+        SubscriberFencedError (nothing is written) unless its epoch is the present one.
+        WrongExpectedVersionError or DuplicateEventIdError for its drafts: nothing is written either.
+        """
+        ...
+
+    async def process(
+        self,
+        subscriber_id: SubscriberId,
+        epoch: int,
+        events: Sequence[Event],
+        handle: Callable[[Event, Any], object],
+        *,
+        timeout: float,
+        time_budget: float,
+        retried: str | None = None,
+    ) -> BatchOutcome:
+        """Call handle(event, transaction) for one event after the other and move the checkpoint along,
+        all in one transaction; effects of an event that raises are undone and end the batch.
+
+        After *time_budget* seconds the batch ends early, after at least one event. A statement that
+        runs beyond *timeout* seconds after its handler began is interrupted. With *retried*, the id of
+        the dead letter that the only event is retried for, that is resolved and the checkpoint stays.
+        SubscriberFencedError: no handler was called.
+        """
+        ...
+
+    async def release(self, subscriber_id: SubscriberId, epoch: int) -> None:
+        """Let go in good order. Nothing happens if the epoch is not the present one."""
+        ...
+
+
+class SubscriberLocks(Protocol):
+    """A durable subscriber is active in one process: locks that end with their process."""
+
+    def try_acquire(self, subscriber_id: SubscriberId) -> bool:
+        """Become the holder without waiting; False if anybody is, this process included."""
+        ...
+
+    def release(self, subscriber_id: SubscriberId) -> None:
+        """Let another become the holder. Idempotent."""
+        ...
+
+
+class StateTable(Protocol):
+    """JSON states by the name of their state store and key."""
+
+    async def get(self, store_name: str, key: str) -> bytes | None:
+        """The state, as JSON."""
+        ...
+
+    async def put(self, store_name: str, key: str, state_json: bytes | None) -> None:
+        """Replace it; None deletes it."""
+        ...
+
+    async def items(self, store_name: str, after: str, limit: int) -> list[tuple[str, bytes]]:
+        """At most *limit* keys above *after* with their states, in the order of the keys."""
+        ...
+
+
+@runtime_checkable
+class EventObserver(Protocol):
+    """A durable subscriber as an object; *patterns*, if it has any, say which events it wants."""
+
+    @property
+    def subscriber_id(self) -> str:
+        """Who it is: unique, and the same from start to start."""
+        ...
+
+    async def on_event(self, event: Event) -> None:
+        """Process one event. It may come again after a crash."""
+        ...
+
+
+class TypedStates(Protocol):
+    """A state store, as delivery sees it."""
+
+    @property
+    def name(self) -> str:
+        """Sets its keys apart from those of other state stores in the same table."""
+        ...
+
+    @property
+    def table(self) -> StateTable:
+        """Where its states are."""
+        ...
+
+    def encode(self, state: Any) -> bytes:
+        """A state as JSON."""
+        ...
+
+    def decode(self, state_json: bytes) -> Any:
+        """JSON as a state."""
+        ...
+
+
+@runtime_checkable
+class StatefulObserver(Protocol):
+    """A durable subscriber whose state, published events and checkpoint commit together."""
+
+    @property
+    def subscriber_id(self) -> str:
+        """Who it is: unique, and the same from start to start."""
+        ...
+
+    @property
+    def patterns(self) -> Sequence[str]:
+        """Which events it wants."""
+        ...
+
+    @property
+    def states(self) -> TypedStates:
+        """Where its state is kept."""
+        ...
+
+    def state_key(self, event: Event) -> str | None:
+        """Which state the event belongs to; None: the event is none of its business."""
+        ...
+
+    async def react(self, state: Any, event: Event) -> Reaction:
+        """The new state and what to publish; *state* is None if there is none yet."""
         ...
 
 
@@ -154,6 +396,26 @@ class Store(Protocol):
     @property
     def dead_letters(self) -> DeadLetterStore:
         """Events that used up their attempts."""
+        ...
+
+    @property
+    def log(self) -> EventLog:
+        """All events in order."""
+        ...
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        """How far each durable subscriber has come."""
+        ...
+
+    @property
+    def subscriber_locks(self) -> SubscriberLocks:
+        """Who runs which durable subscriber."""
+        ...
+
+    @property
+    def states(self) -> StateTable:
+        """States of projections and sagas."""
         ...
 
     async def open(self) -> None:

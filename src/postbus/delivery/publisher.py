@@ -33,11 +33,20 @@ class Publication:
         self.given_ids: list[str] = []
         self._unsettled_count = 0
 
-    def on_stored(self, sequences: Sequence[int | None], error: StoreError | None) -> None:
+    def on_stored(
+        self,
+        sequences: Sequence[int | None],
+        stream_versions: Sequence[int | None],
+        error: StoreError | None,
+    ) -> None:
         """Called in the event loop when the drafts are durable, or can't be."""
-        for draft, sequence in zip(self.drafts, sequences, strict=False):
+        for index, sequence in enumerate(sequences):
+            draft = self.drafts[index]
             if sequence is not None and draft.status is EventStatus.PROCESSING:
-                self.events.append(_event_from_draft(draft, sequence))
+                event = _event_from_draft(draft, sequence)
+                if draft.stream_id is not None:
+                    event = msgspec.structs.replace(event, stream_version=stream_versions[index])
+                self.events.append(event)
                 if draft.is_idempotent:
                     self.given_ids.append(draft.id)
         self._unsettled_count = len(self.events)
@@ -161,5 +170,10 @@ def _event_from_draft(draft: Draft, sequence: int) -> Event:
         created_at=draft.created_at,
         status=EventStatus.PROCESSING,
         metadata=draft.metadata,
+        stream_id=draft.stream_id,
         global_sequence=GlobalSequence(sequence),
+        actor_id=draft.actor_id,
+        correlation_id=draft.correlation_id,
+        causation_id=draft.causation_id,
+        schema_version=draft.schema_version,
     )

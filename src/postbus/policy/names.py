@@ -1,11 +1,18 @@
-"""What may be an event's type and an event's id."""
+"""What may be an event's type, an id, and a number of an event."""
 
 import unicodedata
 import uuid
 
-from postbus.errors import InvalidEventIdError, InvalidEventTypeError
+from postbus.errors import (
+    InvalidEventFieldError,
+    InvalidEventIdError,
+    InvalidEventTypeError,
+    InvalidSubscriberIdError,
+)
 
 _LONGEST_NAME = 255
+# Larger than this no database takes a number.
+_LARGEST_NUMBER = 2**63 - 1
 
 
 def check_event_type(event_type: object) -> str:
@@ -39,17 +46,65 @@ def check_event_id(event_id: object) -> str:
     ...
     postbus.errors.InvalidEventIdError: event id '' is empty; expected ...
     """
-    if isinstance(event_id, uuid.UUID):
-        return str(event_id)
-    if not isinstance(event_id, str):
-        raise InvalidEventIdError(event_id, f"is of type {type(event_id).__qualname__}")
-    if not event_id:
-        raise InvalidEventIdError(event_id, "is empty")
-    if len(event_id) > _LONGEST_NAME:
-        raise InvalidEventIdError(event_id[:_LONGEST_NAME], f"is {len(event_id)} characters long")
-    if not event_id.isprintable():
-        raise InvalidEventIdError(event_id, "contains a character that is not printable")
-    return str.__str__(event_id)
+    text = _as_text(event_id)
+    flaw = find_id_flaw(text)
+    if flaw is not None:
+        raise InvalidEventIdError(text, flaw)
+    return str.__str__(text)
+
+
+def check_subscriber_id(subscriber_id: object) -> str:
+    """The id of a durable subscriber as a plain str; InvalidSubscriberIdError.
+
+    >>> check_subscriber_id("projection:order-list")
+    'projection:order-list'
+    """
+    flaw = find_id_flaw(subscriber_id)
+    if flaw is not None:
+        raise InvalidSubscriberIdError(subscriber_id, flaw)
+    return str.__str__(subscriber_id)
+
+
+def check_id_field(name: str, value: object) -> str | None:
+    """An id that an event may carry, such as its stream's, as a plain str; InvalidEventFieldError.
+
+    >>> check_id_field("stream_id", uuid.UUID(int=7))
+    '00000000-0000-0000-0000-000000000007'
+    """
+    if value is None:
+        return None
+    text = _as_text(value)
+    if find_id_flaw(text) is not None:
+        raise InvalidEventFieldError(name, value, "a string of 1 to 255 printable characters")
+    return str.__str__(text)
+
+
+def check_number_field(name: str, value: object, *, at_least: int) -> int | None:
+    """A number that an event may carry, such as the expected version of its stream."""
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= _LARGEST_NUMBER:
+        raise InvalidEventFieldError(name, value, f"a whole number of {at_least} or more")
+    return int(value)
+
+
+def find_id_flaw(text: object) -> str | None:
+    """What keeps a value from being an id, or None.
+
+    >>> find_id_flaw("")
+    'is empty'
+    """
+    if not isinstance(text, str):
+        return f"is of type {type(text).__qualname__}"
+    if not text:
+        return "is empty"
+    if len(text) > _LONGEST_NAME:
+        return f"is {len(text)} characters long"
+    return None if text.isprintable() else "contains a character that is not printable"
+
+
+def _as_text(value: object) -> object:
+    return str(value) if isinstance(value, uuid.UUID) else value
 
 
 def find_name_flaw(name: str) -> str | None:

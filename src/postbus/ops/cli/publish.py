@@ -9,7 +9,7 @@ import click
 
 from postbus.clock import SystemClock
 from postbus.config import DEFAULT_MAX_PAYLOAD_BYTES
-from postbus.delivery.drafts import Drafts
+from postbus.drafting import Drafts
 from postbus.errors import StoreError
 from postbus.events import EventStatus
 from postbus.ids import new_event_id
@@ -52,7 +52,7 @@ async def add_pending(
     draft = drafts.draft(event_type, payload, metadata, event_id, wait=False)
     stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-    def on_stored(sequences: Sequence[int | None], error: StoreError | None) -> None:
+    def on_stored(sequences: Sequence[int | None], _: Sequence[int | None], error: StoreError | None) -> None:
         if error is not None:
             stored.set_exception(error)
         else:

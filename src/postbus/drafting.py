@@ -1,13 +1,15 @@
-"""Checks and encodes what a publisher gives, before anything is stored."""
+"""Checks and encodes what is published or appended, before anything is stored."""
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from postbus.errors import InvalidPayloadError
+import msgspec
+
+from postbus.errors import InvalidEventFieldError, InvalidPayloadError
 from postbus.events import Draft, EventStatus, NewEvent
 from postbus.ids import new_event_id
-from postbus.policy.names import check_event_id, check_event_type
+from postbus.policy.names import check_event_id, check_event_type, check_id_field, check_number_field
 from postbus.policy.payloads import check_metadata, encode_payload
 from postbus.ports import Clock
 
@@ -55,13 +57,55 @@ class Drafts:
             event_id is not None,
         )
 
+    def draft_new(self, new: NewEvent, *, wait: bool) -> Draft:
+        """One checked and encoded event with all its options."""
+        draft = self.draft(new.type, new.payload, new.metadata, new.event_id, wait=wait)
+        stream_id = check_id_field("stream_id", new.stream_id)
+        expected_version = check_number_field("expected_version", new.expected_version, at_least=0)
+        if expected_version is not None and stream_id is None:
+            raise InvalidEventFieldError(
+                "expected_version", expected_version, "a stream_id with it: only a stream has a version"
+            )
+        return msgspec.structs.replace(
+            draft,
+            stream_id=stream_id,
+            expected_version=expected_version,
+            actor_id=check_id_field("actor_id", new.actor_id),
+            correlation_id=check_id_field("correlation_id", new.correlation_id),
+            causation_id=check_id_field("causation_id", new.causation_id),
+            schema_version=check_number_field("schema_version", new.schema_version, at_least=1),
+        )
+
     def draft_many(self, items: Iterable[object], *, wait: bool) -> list[Draft]:
         """All items of publish_many."""
         return [self._draft_item(item, wait=wait) for item in items]
 
+    def draft_stream(
+        self, stream_id: str, items: Iterable[object], expected_version: int | None
+    ) -> list[Draft]:
+        """All items of append: one after another in one stream, the first at the expected version."""
+        checked_id = check_id_field("stream_id", stream_id)
+        if checked_id is None:
+            raise InvalidEventFieldError("stream_id", stream_id, "a string of 1 to 255 printable characters")
+        expected = check_number_field("expected_version", expected_version, at_least=0)
+        drafts = self.draft_many(items, wait=False)
+        for draft in drafts:
+            if draft.expected_version is not None or draft.stream_id not in (None, checked_id):
+                raise InvalidEventFieldError(
+                    "stream_id",
+                    draft.stream_id,
+                    f"events of the stream {checked_id!r} without a version of their own",
+                )
+        return [
+            msgspec.structs.replace(
+                draft, stream_id=checked_id, expected_version=expected if index == 0 else None
+            )
+            for index, draft in enumerate(drafts)
+        ]
+
     def _draft_item(self, item: object, *, wait: bool) -> Draft:
         if isinstance(item, NewEvent):
-            return self.draft(item.type, item.payload, item.metadata, item.event_id, wait=wait)
+            return self.draft_new(item, wait=wait)
         if isinstance(item, tuple) and 1 <= len(item) <= 3:
             event_type, payload, metadata = (*item, None, None)[:3]
             return self.draft(event_type, payload, metadata, None, wait=wait)
