@@ -25,7 +25,6 @@ from postbus.delivery.backlog_lane import BacklogLane
 from postbus.delivery.counters import RetryCounters
 from postbus.delivery.couriers import Couriers
 from postbus.delivery.dispatcher import Dispatcher
-from postbus.drafting import Drafts
 from postbus.delivery.gate import Gate
 from postbus.delivery.publisher import Publisher
 from postbus.delivery.subscriptions import (
@@ -36,6 +35,7 @@ from postbus.delivery.subscriptions import (
     check_handler,
     is_async_handler,
 )
+from postbus.drafting import Drafts
 from postbus.errors import (
     BusLoopError,
     EventBusShutdownError,
