@@ -9,13 +9,15 @@ import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, overload
+from typing import Any, Protocol, Self, TypeVar
 
 from postbus.clock import SystemClock
 from postbus.config import (
     DEFAULT_HANDLER_TIMEOUT,
     DEFAULT_MAX_PAYLOAD_BYTES,
     DEFAULT_SHUTDOWN_TIMEOUT,
+    AnyCheckpointMode,
+    ReliableDeliveryConfig,
     RetryPolicy,
     check_timeout,
     check_whole_number,
@@ -25,20 +27,18 @@ from postbus.delivery.backlog_lane import BacklogLane
 from postbus.delivery.counters import RetryCounters
 from postbus.delivery.couriers import Couriers
 from postbus.delivery.dispatcher import Dispatcher
-from postbus.delivery.gate import Gate
+from postbus.delivery.handle import SubscriptionHandle
+from postbus.delivery.handler_threads import HandlerThreads
 from postbus.delivery.publisher import Publisher
-from postbus.delivery.subscriptions import (
-    Handler,
-    RetryOverride,
-    Subscription,
-    Subscriptions,
-    check_handler,
-    is_async_handler,
-)
+from postbus.delivery.registration import Registration, check_durable_only, is_observer, is_stateful
+from postbus.delivery.subscriber import StartFrom
+from postbus.delivery.subscribers import Subscribers
+from postbus.delivery.subscriptions import Handler, RetryOverride, Subscriptions
 from postbus.drafting import Drafts
 from postbus.errors import (
     BusLoopError,
     EventBusShutdownError,
+    InvalidConfigError,
     InvalidHandlerError,
     InvalidTargetError,
     StoreError,
@@ -46,9 +46,10 @@ from postbus.errors import (
 from postbus.events import NewEvent
 from postbus.ids import new_event_id
 from postbus.inspection import DLQInspector
+from postbus.observers.definition import check_patterns
 from postbus.policy.patterns import check_pattern
 from postbus.policy.retry import override_policy
-from postbus.ports import Clock, Store
+from postbus.ports import Clock, EventObserver, StatefulObserver, Store
 from postbus.targets import store_for
 
 logger = logging.getLogger("postbus")
@@ -56,7 +57,12 @@ logger = logging.getLogger("postbus")
 # Which bus is at work on which store.
 _stores_in_use: "weakref.WeakKeyDictionary[Store, EventBus]" = weakref.WeakKeyDictionary()
 
-H = TypeVar("H", bound=Handler)
+# What most events have of a stream, versions and other ids.
+_NOTHING_FURTHER = (None,) * 6
+
+TransactionalHandler = Callable[[Any, Any], object]
+H = TypeVar("H", bound="Handler | TransactionalHandler")
+U = TypeVar("U", bound=Callable[[Any], object])
 EventItem = NewEvent | tuple[str] | tuple[str, object] | tuple[str, object, Mapping[str, str] | None]
 
 
@@ -86,6 +92,7 @@ class EventBus:
         self,
         target: "str | os.PathLike[str] | Store",
         *,
+        config: ReliableDeliveryConfig | None = None,
         retry: RetryPolicy | None = None,
         handler_timeout: float = DEFAULT_HANDLER_TIMEOUT,
         shutdown_timeout: float = DEFAULT_SHUTDOWN_TIMEOUT,
@@ -102,7 +109,8 @@ class EventBus:
         self._handler_timeout, self._shutdown_timeout = handler_timeout, shutdown_timeout
         self._store = store_for(target, self._clock)
         self._subscriptions = Subscriptions(self._retry)
-        self._attempts = Attempts(self._clock)
+        threads = HandlerThreads()
+        self._attempts = Attempts(self._clock, threads)
         self._couriers = Couriers()
         self._dispatcher = Dispatcher(
             self._store.queue, self._subscriptions, self._attempts, self._couriers, self._clock, noise
@@ -120,6 +128,11 @@ class EventBus:
             self._store.queue, self._subscriptions, self._dispatcher, self._couriers, self._lane
         )
         self._drafts = Drafts(self._publisher.status_for, self._clock, id_factory, max_payload_bytes)
+        config = config or ReliableDeliveryConfig()
+        self._registration = Registration(
+            self._retry, config, handler_timeout, threads, self._drafts, self._store.states, self._clock
+        )
+        self._subscribers = Subscribers(self._store, config, self._clock, noise)
         self._dlq = DLQInspector(self._store, clock=self._clock)
         self._changing = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -151,6 +164,7 @@ class EventBus:
                 self._take_store()
                 await self._store.open()
                 await self._lane.start()
+                self._subscribers.start()
                 self._loop = asyncio.get_running_loop()
 
     async def shutdown(self) -> None:
@@ -171,11 +185,13 @@ class EventBus:
                 if loop is not None:
                     self._attempts.begin_stopping()
                     self._lane.stop()
+                    self._subscribers.begin_stopping()
                     if not await self._drain():
                         await self._give_back()
             finally:
                 # Also when whoever shuts down loses patience and cancels it; and, should
                 # the cancellation come here, when shutdown is called once more.
+                await self._subscribers.cut_off()
                 await self._lane.cut_off()
                 await self._couriers.cancel_all()
                 self._publisher.stop()
@@ -191,20 +207,44 @@ class EventBus:
         payload: object = None,
         metadata: Mapping[str, str] | None = None,
         *,
+        stream_id: str | uuid.UUID | None = None,
+        expected_version: int | None = None,
         event_id: str | uuid.UUID | None = None,
+        actor_id: str | uuid.UUID | None = None,
+        correlation_id: str | uuid.UUID | None = None,
+        causation_id: str | uuid.UUID | None = None,
+        schema_version: int | None = None,
         wait: bool = True,
     ) -> str:
         """Store an event and run its handlers; its id.
 
         Returns after the event is durable and, unless *wait* is false, its handlers have finished
-        (in success or as a dead letter). Publishing the same *event_id* again stores nothing.
+        (in success or as a dead letter); durable subscribers get it in their own time. Publishing the
+        same *event_id* again stores nothing. With *expected_version* it is stored only if its stream
+        is at that version, else WrongExpectedVersionError; 0 means that the stream must not exist.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             await self._ready("publish")
         if not self._lane.is_owner_known:
             await self._lane.find_owner()
-        draft = self._drafts.draft(type, payload, metadata, event_id, wait=wait)
+        further = (stream_id, expected_version, actor_id, correlation_id, causation_id, schema_version)
+        if further == _NOTHING_FURTHER:
+            draft = self._drafts.draft(type, payload, metadata, event_id, wait=wait)
+        else:
+            new = NewEvent(
+                type,
+                payload,
+                metadata,  # type: ignore[arg-type]
+                event_id,  # type: ignore[arg-type]
+                stream_id,  # type: ignore[arg-type]
+                expected_version,
+                actor_id,  # type: ignore[arg-type]
+                correlation_id,  # type: ignore[arg-type]
+                causation_id,  # type: ignore[arg-type]
+                schema_version,
+            )
+            draft = self._drafts.draft_new(new, wait=wait)
         finished: asyncio.Future[None] = loop.create_future()
         self._publisher.publish((draft,), finished)
         await finished
@@ -224,66 +264,118 @@ class EventBus:
             await finished
         return [draft.id for draft in drafts]
 
-    @overload
-    def subscribe(
-        self, pattern: str, handler: Handler, *, timeout: float | None = None, retry: RetryOverride = None
-    ) -> str: ...
-
-    @overload
-    def subscribe(
-        self, pattern: Handler, *, timeout: float | None = None, retry: RetryOverride = None
-    ) -> str: ...
-
     def subscribe(
         self,
-        pattern: str | Handler,
-        handler: Handler | None = None,
+        pattern: "str | Handler | TransactionalHandler | EventObserver | StatefulObserver",
+        handler: "Handler | TransactionalHandler | EventObserver | StatefulObserver | None" = None,
         *,
+        id: str | None = None,
         timeout: float | None = None,
         retry: RetryOverride = None,
+        start_from: StartFrom = "beginning",
+        checkpoint_mode: AnyCheckpointMode | None = None,
     ) -> str:
         """Call the handler for every event that matches; the subscription's id.
 
-        subscribe(handler) means every event. A plain function runs in a thread.
-        *timeout* and *retry* override the bus's own; *retry* may be a dict of the fields to override.
+        subscribe(handler) means every event; subscribe(observer) takes an EventObserver, a Projection
+        or a Saga. A plain function runs in a thread. *timeout* and *retry* override the bus's own;
+        *retry* may be a dict of the fields to override.
+
+        With an *id* (an observer has its own) the subscription is durable: it goes on where it was
+        after a restart, one process at a time. A new one begins where *start_from* says: "beginning"
+        (the default), "now", after a global sequence, or at an aware datetime. A handler with a second
+        parameter gets the transaction in which its checkpoint is written.
         """
         if self._is_shut_down:
             raise EventBusShutdownError("subscribe")
+        given_pattern: object = pattern
         if not isinstance(pattern, str) and handler is None:
-            handler, pattern = pattern, "*"
+            handler, given_pattern = pattern, None
         if handler is None:
             raise InvalidHandlerError(
                 f"no handler was given for {pattern!r}; expected subscribe(pattern, handler)"
             )
-        subscription = self._make_subscription(check_pattern(pattern), handler, timeout, retry)
-        self._subscriptions.add(subscription)
-        self._lane.wake_for_new_handler()
-        return subscription.id
+        if is_stateful(handler) or is_observer(handler):
+            id = _only_id(id, handler.subscriber_id)
+        if id is None:
+            given_start = None if start_from == "beginning" else start_from
+            check_durable_only(start_from=given_start, checkpoint_mode=checkpoint_mode)
+            (only_pattern,) = _patterns_of(given_pattern, handler)
+            return self._subscribe_handler(only_pattern, handler, timeout, retry)
+        subscriber = self._registration.subscriber(
+            id,
+            _patterns_of(given_pattern, handler),
+            handler,
+            timeout=timeout,
+            retry=retry,
+            start_from=start_from,
+            checkpoint_mode=checkpoint_mode,
+        )
+        self._subscribers.add(subscriber)
+        return subscriber.id
 
     def unsubscribe(self, subscription_id: str) -> None:
         """Call its handler no more. Idempotent; what runs at this moment ends by itself."""
+        self._subscribers.remove(subscription_id)
         self._subscriptions.remove(subscription_id)
         self._lane.wake()
 
-    def on(self, pattern: str, *, timeout: float | None = None, retry: RetryOverride = None) -> Decorator:
+    def subscription(self, subscriber_id: str) -> SubscriptionHandle:
+        """The handle of a durable subscriber. SubscriptionNotFoundError."""
+        return self._subscribers.handle(subscriber_id)
+
+    def on(
+        self,
+        pattern: str,
+        *,
+        id: str | None = None,
+        timeout: float | None = None,
+        retry: RetryOverride = None,
+        start_from: StartFrom = "beginning",
+        checkpoint_mode: AnyCheckpointMode | None = None,
+    ) -> Decorator:
         """The decorator form of subscribe; the function stays as it is."""
         # Here already: @bus.on without a pattern would take the handler for one and never call it.
         check_pattern(pattern)
 
         def register(handler: H) -> H:
-            self.subscribe(pattern, handler, timeout=timeout, retry=retry)
+            self.subscribe(
+                pattern,
+                handler,
+                id=id,
+                timeout=timeout,
+                retry=retry,
+                start_from=start_from,
+                checkpoint_mode=checkpoint_mode,
+            )
             return handler
 
         return register
 
+    def upcaster(self, event_type: str, *, from_version: int) -> "Callable[[U], U]":
+        """A decorator for a function that takes the payload of an old version to the next one.
+
+        Handlers and subscribers get every event in the last version that upcasters lead to;
+        what is stored stays as it is. An event without a schema_version is of version 1.
+        """
+
+        def register(function: U) -> U:
+            self._registration.upcasters.register(event_type, from_version, function)
+            return function
+
+        return register
+
     async def idle(self) -> None:
-        """Return when every stored event that has a handler here is done or a dead letter."""
+        """Return when every stored event that is wanted here was processed or is a dead letter.
+
+        A durable subscriber that is paused, fails or is active in another process is not waited for.
+        """
         await self._ready("wait")
         while True:
             await self._publisher.wait_until_stored()
             await self._lane.wait_until_at_rest()
             await self._dispatcher.wait_until_idle()
-            if self._lane.is_at_rest:
+            if not await self._subscribers.wait_until_idle() and self._lane.is_at_rest:
                 return
 
     async def settle_unhandled(self, pattern: str = "*") -> int:
@@ -331,21 +423,13 @@ class EventBus:
                 self._store, "is in use by another bus: give each bus a store of its own"
             )
 
-    def _make_subscription(
-        self, pattern: str, handler: Handler, timeout: float | None, retry: RetryOverride
-    ) -> Subscription:
-        if timeout is not None:
-            check_timeout("timeout", timeout)
-        return Subscription(
-            id=str(uuid.uuid4()),
-            pattern=pattern,
-            handler=check_handler(handler),
-            is_async=is_async_handler(handler),
-            timeout=self._handler_timeout if timeout is None else timeout,
-            retry=override_policy(self._retry, retry),
-            gate=Gate(self._clock),
-            created_at=self._clock.now(),
-        )
+    def _subscribe_handler(
+        self, pattern: str, handler: object, timeout: float | None, retry: RetryOverride
+    ) -> str:
+        subscription = self._registration.handler(pattern, handler, timeout, retry)
+        self._subscriptions.add(subscription)
+        self._lane.wake_for_new_handler()
+        return subscription.id
 
     async def _drain(self) -> bool:
         """Whether everything in flight came to its end within shutdown_timeout."""
@@ -362,6 +446,7 @@ class EventBus:
         await self._publisher.wait_until_stored()
         await self._lane.wait_until_stopped()
         await self._dispatcher.wait_until_idle()
+        await self._subscribers.wait_until_stopped()
 
     async def _give_back(self) -> None:
         await self._lane.cut_off()
@@ -370,3 +455,17 @@ class EventBus:
         with contextlib.suppress(StoreError):
             count = await self._dispatcher.give_back_all()
             logger.warning("shutdown: %d events were still in flight and are pending again", count)
+
+
+def _only_id(given: str | None, own: str) -> str:
+    if given is not None and given != own:
+        raise InvalidConfigError("id", given, f"none, or the observer's own, which is {own!r}")
+    return own
+
+
+def _patterns_of(pattern: object, handler: object) -> tuple[str, ...]:
+    """The pattern that was given; else those of the observer; else every event."""
+    if pattern is not None:
+        return (check_pattern(pattern),)
+    patterns = getattr(handler, "patterns", None)
+    return ("*",) if patterns is None else check_patterns(type(handler).__qualname__, patterns)

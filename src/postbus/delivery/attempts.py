@@ -38,9 +38,8 @@ class AbandonedError(Exception):
 class Attempts:
     """Runs attempts. The only place where user code ends and ours begins."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._threads = HandlerThreads()
+    def __init__(self, clock: Clock, threads: HandlerThreads) -> None:
+        self._clock, self._threads = clock, threads
         self._watchdogs: dict[float, Watchdog] = {}
         self._is_stopping = False
         # Weakly: a gate goes with its subscription.
@@ -115,7 +114,7 @@ class Attempts:
         is_by_shutdown = False
         try:
             if subscription.is_async:
-                await subscription.handler(event)  # type: ignore[misc]
+                await subscription.handler(subscription.delivered.of(event))  # type: ignore[misc]
             else:
                 await self._call_in_thread(subscription, event)
         except asyncio.CancelledError as raised:
@@ -155,7 +154,8 @@ class Attempts:
             self._on_abandoned(call.event, Failure(call.subscription.id, error))
 
     async def _call_in_thread(self, subscription: Subscription, event: Event) -> None:
-        result = await self._threads.run(lambda: subscription.handler(event))
+        argument = subscription.delivered.of(event)
+        result = await self._threads.run(lambda: subscription.handler(argument))
         # A plain function may hand back a coroutine, as a lambda around an async function does.
         if inspect.isawaitable(result):
             await result

@@ -5,15 +5,17 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from postbus.config import RetryPolicy
+from postbus.delivery.delivered import Delivered
 from postbus.delivery.gate import Gate
 from postbus.errors import InvalidHandlerError
-from postbus.events import Event, SubscriptionRow
+from postbus.events import SubscriptionRow
 from postbus.policy.patterns import matches
 from postbus.policy.retry import most_permissive
 
-Handler = Callable[[Event], Awaitable[object] | object]
+Handler = Callable[[Any], Awaitable[object] | object]
 
 # Types with ids inside ("order.123.shipped") must not fill the memory.
 _MOST_ROUTES = 10_000
@@ -31,6 +33,7 @@ class Subscription:
     retry: RetryPolicy
     gate: Gate
     created_at: datetime
+    delivered: Delivered
 
     def as_row(self) -> SubscriptionRow:
         """What a store keeps of it."""

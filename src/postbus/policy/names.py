@@ -7,6 +7,7 @@ from postbus.errors import (
     InvalidEventFieldError,
     InvalidEventIdError,
     InvalidEventTypeError,
+    InvalidPageError,
     InvalidSubscriberIdError,
 )
 
@@ -85,6 +86,17 @@ def check_number_field(name: str, value: object, *, at_least: int) -> int | None
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= _LARGEST_NUMBER:
         raise InvalidEventFieldError(name, value, f"a whole number of {at_least} or more")
+    return int(value)
+
+
+def check_sequence(value: object) -> int:
+    """A global sequence that somebody asks for; InvalidPageError.
+
+    >>> check_sequence(7)
+    7
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST_NUMBER:
+        raise InvalidPageError("global_sequence", value, "a whole number of 0 or more")
     return int(value)
 
 

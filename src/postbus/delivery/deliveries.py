@@ -1,0 +1,274 @@
+"""One event of a durable subscriber, attempt after attempt until it is processed or a dead letter."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from postbus.delivery.attempts import describe_error
+from postbus.delivery.checkpoint_writer import CheckpointWriter
+from postbus.delivery.failures import Failed, Failures
+from postbus.delivery.handler_watch import HandlerWatch
+from postbus.delivery.patience import Patience, StoppedError, is_infrastructure
+from postbus.delivery.receivers import Effects, Receiver, TransactionalReceiver
+from postbus.delivery.subscriber import Subscriber
+from postbus.errors import (
+    DuplicateEventIdError,
+    EventBusShutdownError,
+    PayloadTypeError,
+    StoreError,
+    UpcastError,
+    WrongExpectedVersionError,
+)
+from postbus.events import (
+    BatchOutcome,
+    DeadLetter,
+    Event,
+    GlobalSequence,
+    RetryOutcome,
+    UndecodablePayload,
+)
+from postbus.ports import CheckpointStore
+
+# A batch of a transactional subscriber holds up the publishers of this process for no longer.
+_TIME_BUDGET = 0.005
+
+
+class LeftBehindError(Exception):
+    """The handler ended after all, but the subscriber has long gone on without it."""
+
+
+class Deliveries(Protocol):
+    """Takes events to their receiver."""
+
+    async def deliver(self, events: Sequence[Event]) -> int:
+        """Process or bury the first of the events, in order; how many. StoppedError."""
+        ...
+
+    async def retry(self, letter: DeadLetter) -> None:
+        """One more attempt for a dead letter."""
+        ...
+
+
+class SingleDeliveries:
+    """Events one by one to a handler or a stateful observer."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        writer: CheckpointWriter,
+        failures: Failures,
+        patience: Patience,
+        watch: HandlerWatch,
+        has_changed: Callable[[], bool],
+    ) -> None:
+        self._receiver, self._writer = receiver, writer
+        self._failures, self._patience, self._watch = failures, patience, watch
+        self._has_changed = has_changed
+        self.current: Event | None = None
+        """The event whose handler runs, or ran last."""
+
+    async def deliver(self, events: Sequence[Event]) -> int:
+        """Until all are processed, or somebody wants the subscriber to pause or stop."""
+        writer, failures, has_changed = self._writer, self._failures, self._has_changed
+        for index, event in enumerate(events):
+            sequence = sequence_of(event)
+            if failures.is_careful or type(event.payload) is UndecodablePayload:
+                await self._deliver_carefully(event, sequence)
+            else:
+                outcome = failures.memory.left_behind.pop(sequence, None) or await self._attempt(event)
+                if outcome is None:
+                    writer.note(event, sequence)
+                    failures.memory.forget(sequence)
+                else:
+                    await self._go_on(event, sequence, outcome)
+            if writer.is_due:
+                await writer.write()
+            if has_changed():
+                return index + 1
+        return len(events)
+
+    async def retry(self, letter: DeadLetter) -> None:
+        """One attempt; its effects and what became of it are written together."""
+        outcome = await self._attempt(letter)
+        if isinstance(outcome, Failed):
+            await self._writer.write_retry(RetryOutcome(letter.dead_letter_id, outcome.error), None)
+            return
+        try:
+            await self._writer.write_retry(RetryOutcome(letter.dead_letter_id, None), outcome)
+        except (WrongExpectedVersionError, DuplicateEventIdError) as error:
+            self._receiver.forget_unwritten()
+            failed = RetryOutcome(letter.dead_letter_id, describe_error(error))
+            await self._writer.write_retry(failed, None)
+
+    async def _deliver_carefully(self, event: Event, sequence: GlobalSequence) -> None:
+        if isinstance(event.payload, UndecodablePayload):
+            await self._failures.bury(event, sequence, [describe_undecodable(event.payload)])
+        elif await self._failures.may_begin(event, sequence):
+            await self._go_on(event, sequence, await self._attempt(event))
+
+    async def _go_on(self, event: Event, sequence: GlobalSequence, outcome: Effects | Failed | None) -> None:
+        """Attempt after attempt."""
+        while True:
+            if not isinstance(outcome, Failed):
+                outcome = await self._take_effect(event, sequence, outcome)
+                if outcome is None:
+                    self._failures.note_success(sequence)
+                    return
+            if await self._failures.take(event, sequence, outcome):
+                return
+            if self._failures.is_careful and not await self._failures.may_begin(event, sequence):
+                return
+            outcome = await self._attempt(event)
+
+    async def _take_effect(
+        self, event: Event, sequence: GlobalSequence, effects: Effects | None
+    ) -> Failed | None:
+        if effects is not None and effects.drafts:
+            try:
+                await self._writer.write_effects(event, sequence, effects)
+            except (WrongExpectedVersionError, DuplicateEventIdError) as error:
+                # Nothing of it was written, nor of the events before it.
+                await self._writer.write()
+                self._receiver.forget_unwritten()
+                return Failed(describe_error(error))
+            return None
+        if effects is not None:
+            self._writer.note_states(effects)
+        self._writer.note(event, sequence)
+        return None
+
+    async def _attempt(self, event: Event) -> Effects | Failed | None:
+        """One attempt that counts: those that only the store spoils do not. StoppedError."""
+        failure_count = 0
+        while True:
+            outcome = await self._call(event)
+            if not isinstance(outcome, StoreError):
+                if failure_count:
+                    self._patience.recover()
+                return outcome
+            failure_count += 1
+            await self._patience.wait_after(outcome, failure_count)
+
+    async def _call(self, event: Event) -> Effects | Failed | StoreError | None:
+        watch = self._watch
+        self.current = event
+        error: BaseException | None = None
+        effects: Effects | None = None
+        watch.begin()
+        try:
+            effects = await self._receiver.receive(event)
+        except (SystemExit, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as raised:
+            error = raised
+        finally:
+            watch.end()
+        if watch.is_stubborn:
+            raise LeftBehindError
+        if watch.is_late and watch.take_timeout():
+            return Failed(describe_timeout(watch.timeout))
+        return effects if error is None else self._judge(error)
+
+    def _judge(self, error: BaseException) -> Failed | StoreError:
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise error  # somebody wants the task gone; if not, the handler raised it of its own
+        if isinstance(error, EventBusShutdownError) and self._patience.is_stopping:
+            # The handler needs the bus, which takes no new work: the next start delivers the event.
+            raise StoppedError from error
+        if isinstance(error, StoreError) and is_infrastructure(error):
+            return error
+        return Failed(describe_error(error), is_final=isinstance(error, PayloadTypeError | UpcastError))
+
+
+class TransactionalDeliveries:
+    """Events in batches to a function that shares the checkpoint's transaction."""
+
+    def __init__(
+        self,
+        subscriber: Subscriber,
+        receiver: TransactionalReceiver,
+        writer: CheckpointWriter,
+        failures: Failures,
+        patience: Patience,
+        store: CheckpointStore,
+    ) -> None:
+        self._subscriber, self._receiver, self._writer = subscriber, receiver, writer
+        self._failures, self._patience, self._store = failures, patience, store
+
+    async def deliver(self, events: Sequence[Event]) -> int:
+        """As many as fit into one transaction; the first alone while care is needed."""
+        first, sequence = events[0], sequence_of(events[0])
+        if isinstance(first.payload, UndecodablePayload):
+            await self._failures.bury(first, sequence, [describe_undecodable(first.payload)])
+            return 1
+        if self._failures.is_careful:
+            if not await self._failures.may_begin(first, sequence):
+                return 1
+            events = events[:1]
+        outcome = await self._process(_decodable(events))
+        if outcome.done_count:
+            self._note(events[: outcome.done_count])
+        if outcome.error is None or outcome.done_count:
+            # An event that failed after others gets its first attempt of its own: they are written.
+            return outcome.done_count
+        is_dead = await self._failures.take(first, sequence, _failed(outcome.error))
+        return 1 if is_dead else 0
+
+    async def retry(self, letter: DeadLetter) -> None:
+        """One attempt, which resolves the dead letter in its own transaction."""
+        outcome = await self._process([letter], retried=letter.dead_letter_id)
+        if outcome.error is not None:
+            failed = RetryOutcome(letter.dead_letter_id, describe_error(outcome.error))
+            await self._writer.write_retry(failed, None)
+
+    def _note(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._failures.note_success(sequence_of(event))
+        self._writer.note_saved(sequence_of(events[-1]))
+
+    async def _process(self, events: Sequence[Event], retried: str | None = None) -> BatchOutcome:
+        async def process() -> BatchOutcome:
+            outcome = await self._store.process(
+                self._subscriber.id,
+                self._writer.epoch,
+                events,
+                self._receiver.handle,
+                timeout=self._subscriber.timeout,
+                time_budget=_TIME_BUDGET,
+                retried=retried,
+            )
+            if outcome.error is not None and not outcome.done_count and is_infrastructure(outcome.error):
+                raise outcome.error
+            return outcome
+
+        return await self._patience.run(process)
+
+
+def sequence_of(event: Event) -> GlobalSequence:
+    """The number of an event that is in the log."""
+    assert event.global_sequence is not None, "only stored events are delivered"
+    return event.global_sequence
+
+
+def describe_timeout(timeout: float) -> str:
+    """The error of an attempt that was cut off."""
+    return f"TimeoutError: handler took longer than {timeout:g} s and was cancelled"
+
+
+def describe_undecodable(payload: UndecodablePayload) -> str:
+    """The error of an event that no handler can get."""
+    return f"the stored payload is not JSON and no handler can get it: {payload.reason}"
+
+
+def _failed(error: BaseException) -> Failed:
+    return Failed(describe_error(error), is_final=isinstance(error, PayloadTypeError | UpcastError))
+
+
+def _decodable(events: Sequence[Event]) -> Sequence[Event]:
+    """The events before the first that can't be decoded."""
+    for index, event in enumerate(events):
+        if isinstance(event.payload, UndecodablePayload):
+            return events[:index]
+    return events

@@ -1,0 +1,90 @@
+"""SubscriptionHandle: what a durable subscriber is doing, and a word with it."""
+
+import asyncio
+from typing import Literal, cast
+
+from postbus.delivery.subscriber_loop import SubscriberLoop
+from postbus.errors import SubscriptionStoppedError
+from postbus.events import GlobalSequence
+from postbus.policy.names import check_sequence
+from postbus.ports import Clock, EventLog
+
+SubscriptionState = Literal["starting", "catching_up", "live", "standby", "paused", "stopped", "failed"]
+
+
+class SubscriptionHandle:
+    """One durable subscriber of a bus."""
+
+    def __init__(self, loop: SubscriberLoop, log: EventLog, clock: Clock) -> None:
+        self._loop, self._log, self._clock = loop, log, clock
+
+    @property
+    def id(self) -> str:
+        """The subscriber's id."""
+        return self._loop.subscriber.id
+
+    @property
+    def state(self) -> SubscriptionState:
+        """What it is doing; "failed" means that the store fails it, and that it tries again by itself."""
+        return cast(SubscriptionState, self._loop.state)
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is "failed"."""
+        return self._loop.patience.reason
+
+    @property
+    def checkpoint(self) -> int | None:
+        """The global sequence up to which everything is processed and written; None before it is known."""
+        return self._loop.checkpoint
+
+    @property
+    def lag(self) -> int:
+        """How many numbers of the log are still to be processed, as far as this process knows."""
+        return max(0, self._log.known_head - self._loop.position)
+
+    async def pause(self) -> None:
+        """Return when the event at hand is processed; nothing is delivered until resume()."""
+        self._loop.pause()
+        while self._loop.state not in ("paused", "standby", "stopped", "failed"):
+            await self._loop.wait_for_change()
+
+    async def resume(self) -> None:
+        """Go on delivering."""
+        self._loop.resume()
+
+    async def wait_for(self, global_sequence: int, timeout: float | None = None) -> None:
+        """Return when everything up to this number is processed and written.
+
+        With the number of your own event you read your own writes. TimeoutError, SubscriptionStoppedError.
+        """
+        target = GlobalSequence(check_sequence(global_sequence))
+        waiting = asyncio.ensure_future(self._reach(target))
+        limit = None
+        if timeout is not None:
+            limit = asyncio.ensure_future(self._clock.until(self._clock.monotonic() + timeout))
+        try:
+            await asyncio.wait(
+                [waiting] if limit is None else [waiting, limit], return_when=asyncio.FIRST_COMPLETED
+            )
+            if not waiting.done():
+                raise TimeoutError(
+                    f"subscriber {self.id!r} is at {self._loop.checkpoint} ({self.state}) "
+                    f"and did not get to {target} within {timeout:g} s"
+                )
+            waiting.result()
+        finally:
+            waiting.cancel()
+            if limit is not None:
+                limit.cancel()
+
+    async def caught_up(self, timeout: float | None = None) -> None:
+        """Return when everything that is in the log now is processed and written. As wait_for()."""
+        await self.wait_for(await self._log.head(), timeout)
+
+    async def _reach(self, target: GlobalSequence) -> None:
+        while (checkpoint := self._loop.checkpoint) is None or checkpoint < target:
+            if self._loop.state == "stopped":
+                raise SubscriptionStoppedError(self.id)
+            self._loop.want_written(target)
+            await self._loop.wait_for_change()

@@ -1,0 +1,140 @@
+"""What belongs to one ownership of a durable subscriber, from its claim until another one's."""
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from postbus.config import ReliableDeliveryConfig
+from postbus.delivery.catch_up import CatchUp
+from postbus.delivery.checkpoint_writer import CheckpointWriter
+from postbus.delivery.deliveries import (
+    Deliveries,
+    SingleDeliveries,
+    TransactionalDeliveries,
+    describe_timeout,
+    describe_undecodable,
+    sequence_of,
+)
+from postbus.delivery.failures import Failed, FailureMemory, Failures
+from postbus.delivery.handler_watch import HandlerWatch
+from postbus.delivery.patience import Patience, StoppedError
+from postbus.delivery.receivers import TransactionalReceiver
+from postbus.delivery.subscriber import Subscriber, wanted_types
+from postbus.errors import StoreError
+from postbus.events import Checkpoint, RetryOutcome, UndecodablePayload
+from postbus.ports import Clock, Store
+
+_SECONDS_BETWEEN_RETRY_LOOKS = 1.0
+_RETRIES_AT_ONCE = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What an ownership needs of its loop and its bus."""
+
+    store: Store
+    config: ReliableDeliveryConfig
+    clock: Clock
+    noise: Callable[[], float]
+    patience: Patience
+    memory: FailureMemory
+    has_changed: Callable[[], bool]
+    """Whether the subscriber is to pause or to stop."""
+    wake: Callable[[], None]
+    on_written: Callable[[], None]
+    on_stubborn: Callable[[], None]
+    """The handler will not end: go on with another ownership."""
+
+
+class Ownership:
+    """Delivers to the subscriber and moves its checkpoint, under one epoch."""
+
+    def __init__(self, subscriber: Subscriber, checkpoint: Checkpoint, around: Surroundings) -> None:
+        self._subscriber, self._around = subscriber, around
+        self.writer = CheckpointWriter(
+            checkpoint,
+            subscriber.checkpoint_mode,
+            around.store.checkpoints,
+            around.patience,
+            around.clock,
+            self._note_written,
+            around.wake,
+        )
+        self._failures = Failures(
+            subscriber, checkpoint, self.writer, around.patience, around.memory, around.noise
+        )
+        self._watch = HandlerWatch(subscriber.timeout, around.clock, self._leave_handler)
+        self._deliveries = self._make_deliveries()
+        self._catch_up = CatchUp(
+            around.store.log,
+            wanted_types(subscriber.patterns),
+            around.config.catch_up_batch_size,
+            self.writer,
+            self._deliveries,
+            around.patience,
+            around.has_changed,
+        )
+        self._looked_for_retries_at = -math.inf
+
+    async def look(self) -> int:
+        """Deliver what is new in the log, then retry what somebody wants retried; how many events."""
+        count = await self._catch_up.run()
+        now = self._around.clock.monotonic()
+        if not count or now - self._looked_for_retries_at >= _SECONDS_BETWEEN_RETRY_LOOKS:
+            self._looked_for_retries_at = now
+            await self._retry_dead_letters()
+        return count
+
+    async def let_go(self) -> None:
+        """Write what was processed and leave the subscriber to the next owner in good order."""
+        self.stop()
+        # What can't be written now comes again: nothing is lost.
+        with contextlib.suppress(StoreError, StoppedError):
+            await self.writer.write()
+            await self._around.store.checkpoints.release(self._subscriber.id, self.writer.epoch)
+
+    def stop(self) -> None:
+        """Watch and ring no more."""
+        self._watch.stop()
+        self.writer.stop()
+
+    async def _retry_dead_letters(self) -> None:
+        store, patience = self._around.store, self._around.patience
+        while not self._around.has_changed():
+            letters = await patience.run(
+                lambda: store.dead_letters.wanted_retries(self._subscriber.id, _RETRIES_AT_ONCE)
+            )
+            for letter in letters:
+                if isinstance(letter.payload, UndecodablePayload):
+                    error = describe_undecodable(letter.payload)
+                    await self.writer.write_retry(RetryOutcome(letter.dead_letter_id, error), None)
+                else:
+                    await self._deliveries.retry(letter)
+            if len(letters) < _RETRIES_AT_ONCE:
+                return
+
+    def _make_deliveries(self) -> Deliveries:
+        subscriber, around = self._subscriber, self._around
+        receiver = subscriber.receiver
+        if isinstance(receiver, TransactionalReceiver):
+            return TransactionalDeliveries(
+                subscriber, receiver, self.writer, self._failures, around.patience, around.store.checkpoints
+            )
+        return SingleDeliveries(
+            receiver, self.writer, self._failures, around.patience, self._watch, around.has_changed
+        )
+
+    def _note_written(self) -> None:
+        receiver = self._subscriber.receiver
+        if not isinstance(receiver, TransactionalReceiver):
+            receiver.forget_unwritten()
+        self._around.on_written()
+
+    def _leave_handler(self) -> None:
+        deliveries = self._deliveries
+        assert isinstance(deliveries, SingleDeliveries), "only there handlers run in the event loop"
+        if deliveries.current is not None:
+            error = f"{describe_timeout(self._subscriber.timeout)}, and goes on nevertheless"
+            self._around.memory.left_behind[sequence_of(deliveries.current)] = Failed(error)
+        self._around.on_stubborn()

@@ -1,0 +1,110 @@
+"""Asks a store again that can't do its work at the moment, for as long as it takes, and says so."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from postbus.config import RetryPolicy
+from postbus.errors import (
+    DuplicateEventIdError,
+    StoreClosedError,
+    StoreError,
+    SubscriberFencedError,
+    WrongExpectedVersionError,
+)
+from postbus.policy.retry import retry_delay
+from postbus.ports import Clock
+
+logger = logging.getLogger("postbus")
+
+_STORE_RETRY = RetryPolicy(base_delay=0.1, max_delay=5.0)
+
+T = TypeVar("T")
+
+
+class StoppedError(Exception):
+    """The subscriber is to stop: whatever waits for better times ends here."""
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """Whether nobody's event is at fault, but the store."""
+    return isinstance(error, StoreError) and not isinstance(
+        error, WrongExpectedVersionError | DuplicateEventIdError
+    )
+
+
+class Patience:
+    """Waits that end when the subscriber is to stop, and what the store fails with meanwhile."""
+
+    def __init__(self, subscriber_id: str, clock: Clock, noise: Callable[[], float]) -> None:
+        self._subscriber_id, self._clock, self._noise = subscriber_id, clock, noise
+        self._stopping = asyncio.Event()
+        self.reason: str | None = None
+        """Why nothing goes on at the moment, if so."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the subscriber is to stop."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """End every wait."""
+        self._stopping.set()
+
+    async def run(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """The result of the operation, which is tried again while the store fails. StoppedError."""
+        failure_count = 0
+        while True:
+            try:
+                result = await operation()
+            except (SubscriberFencedError, StoreClosedError):
+                raise
+            except StoreError as error:
+                if not is_infrastructure(error):
+                    raise
+                failure_count += 1
+                await self.wait_after(error, failure_count)
+            else:
+                self.recover()
+                return result
+
+    async def wait_after(self, error: BaseException, failure_count: int) -> None:
+        """Let the store come to itself. StoppedError."""
+        self.reason = f"{type(error).__qualname__}: {error}"
+        if failure_count == 1:
+            logger.error(
+                "subscriber %s waits for the store, trying again: %s",
+                self._subscriber_id,
+                error,
+                extra={"subscriber_id": self._subscriber_id},
+            )
+        await self.sleep(retry_delay(_STORE_RETRY, failure_count, self._noise()))
+
+    def recover(self) -> None:
+        """The store works again."""
+        if self.reason is not None:
+            self.reason = None
+            logger.info(
+                "subscriber %s goes on", self._subscriber_id, extra={"subscriber_id": self._subscriber_id}
+            )
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after so many seconds. StoppedError."""
+        sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
+        await self._race(sleeping)
+
+    async def wait_for(self, event: asyncio.Event) -> None:
+        """Return when the event is set. StoppedError."""
+        if not event.is_set():
+            await self._race(asyncio.ensure_future(event.wait()))
+
+    async def _race(self, waiting: "asyncio.Future[object]") -> None:
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            stopping.cancel()
+        if self.is_stopping:
+            raise StoppedError

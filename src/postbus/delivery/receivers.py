@@ -1,0 +1,118 @@
+"""What takes the events of a durable subscriber: a handler, a stateful observer, a transactional function."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from postbus.delivery.delivered import Delivered
+from postbus.delivery.handler_threads import HandlerThreads
+from postbus.drafting import Drafts
+from postbus.errors import InvalidStateError
+from postbus.events import Draft, Event, StateWrite
+from postbus.policy.names import find_id_flaw
+from postbus.policy.upcasting import Upcasters
+from postbus.ports import StatefulObserver, StateTable
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What is written together with the checkpoint."""
+
+    states: tuple[StateWrite, ...] = ()
+    drafts: tuple[Draft, ...] = ()
+
+
+class Receiver(Protocol):
+    """Takes one event after another."""
+
+    async def receive(self, event: Event) -> Effects | None:
+        """One attempt; raises if it failed."""
+        ...
+
+    def forget_unwritten(self) -> None:
+        """What was received since the last checkpoint will come again."""
+        ...
+
+
+class HandlerReceiver:
+    """A function of the event, async or plain."""
+
+    def __init__(
+        self,
+        handler: Callable[..., Awaitable[object] | object],
+        delivered: Delivered,
+        threads: HandlerThreads | None,
+    ) -> None:
+        self._handler, self._delivered, self._threads = handler, delivered, threads
+
+    async def receive(self, event: Event) -> Effects | None:
+        """Call the function; a plain one in a thread."""
+        argument = self._delivered.of(event)
+        if self._threads is None:
+            await self._handler(argument)  # type: ignore[misc]
+            return None
+        async with self._threads.places:
+            result = await self._threads.run(lambda: self._handler(argument))
+        # A plain function may hand back a coroutine, as a lambda around an async function does.
+        if inspect.isawaitable(result):
+            await result
+        return None
+
+    def forget_unwritten(self) -> None:
+        """Nothing of it is remembered here."""
+
+
+class TransactionalReceiver:
+    """A plain function of the event and of the transaction in which the checkpoint is written."""
+
+    def __init__(self, handler: Callable[..., object], delivered: Delivered) -> None:
+        self._handler, self._delivered = handler, delivered
+
+    def handle(self, event: Event, transaction: Any) -> object:
+        """Called by the store, inside the transaction."""
+        return self._handler(self._delivered.of(event), transaction)
+
+
+class StatefulReceiver:
+    """A projection or a saga: its state and what it publishes are written with the checkpoint."""
+
+    def __init__(
+        self, observer: StatefulObserver, upcasters: Upcasters, drafts: Drafts, table: StateTable
+    ) -> None:
+        self._observer, self._upcasters, self._drafts = observer, upcasters, drafts
+        self._states = observer.states
+        self._is_same_database = self._states.table is table
+        # States of events that were received and whose checkpoint is not written yet.
+        self._unwritten: dict[str, bytes | None] = {}
+
+    async def receive(self, event: Event) -> Effects | None:
+        """Let the observer react to the event."""
+        event = self._upcasters.upcast(event)
+        key = self._observer.state_key(event)
+        if key is None:
+            return None
+        if (flaw := find_id_flaw(key)) is not None:
+            raise InvalidStateError(
+                self._states.name, f"the key {key!r} {flaw}", "a string of 1 to 255 printable characters"
+            )
+        reaction = await self._observer.react(await self._load(key), event)
+        state_json = None if reaction.state is None else self._states.encode(reaction.state)
+        drafts = tuple(self._drafts.draft_new(new, wait=False) for new in reaction.publish)
+        if not self._is_same_database:
+            # Two databases can't commit together: first the state, so that none is lost.
+            await self._states.table.put(self._states.name, key, state_json)
+            return Effects(drafts=drafts)
+        self._unwritten[key] = state_json
+        return Effects((StateWrite(self._states.name, key, state_json),), drafts)
+
+    def forget_unwritten(self) -> None:
+        """Read states from the database again."""
+        self._unwritten.clear()
+
+    async def _load(self, key: str) -> Any:
+        if key in self._unwritten:
+            state_json = self._unwritten[key]
+        else:
+            state_json = await self._states.table.get(self._states.name, key)
+        return None if state_json is None else self._states.decode(state_json)

@@ -1,0 +1,70 @@
+"""What a durable subscriber is: who it is, what it wants, and how it is to be served."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from postbus.config import AnyCheckpointMode, RetryPolicy
+from postbus.delivery.receivers import Receiver, TransactionalReceiver
+from postbus.errors import InvalidConfigError
+from postbus.events import GlobalSequence, SubscriberId
+from postbus.policy.patterns import matches
+from postbus.ports import EventLog
+
+StartFrom = str | int | datetime
+
+# Types with ids inside ("order.123.shipped") must not fill the memory.
+_MOST_KNOWN_TYPES = 10_000
+_EXPECTED_START = '"beginning", "now", a global sequence of 0 or more, or an aware datetime'
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Subscriber:
+    """A subscription that outlives the process."""
+
+    id: SubscriberId
+    patterns: tuple[str, ...]
+    receiver: Receiver | TransactionalReceiver
+    retry: RetryPolicy
+    timeout: float
+    start_from: StartFrom
+    checkpoint_mode: AnyCheckpointMode
+
+
+def wanted_types(patterns: Sequence[str]) -> Callable[[str], bool] | None:
+    """Whether an event type matches one of the patterns; None if every type does."""
+    if "*" in patterns:
+        return None
+    known: dict[str, bool] = {}
+
+    def is_wanted(event_type: str) -> bool:
+        found = known.get(event_type)
+        if found is None:
+            if len(known) >= _MOST_KNOWN_TYPES:
+                known.clear()
+            found = known[event_type] = any(matches(pattern, event_type) for pattern in patterns)
+        return found
+
+    return is_wanted
+
+
+def check_start_from(start_from: object) -> StartFrom:
+    """Refuse what is no place to start from."""
+    if isinstance(start_from, bool) or not isinstance(start_from, str | int | datetime):
+        raise InvalidConfigError("start_from", start_from, _EXPECTED_START)
+    if isinstance(start_from, str) and start_from not in ("beginning", "now"):
+        raise InvalidConfigError("start_from", start_from, _EXPECTED_START)
+    if isinstance(start_from, int) and not 0 <= start_from < 2**63:
+        raise InvalidConfigError("start_from", start_from, _EXPECTED_START)
+    if isinstance(start_from, datetime) and start_from.tzinfo is None:
+        raise InvalidConfigError("start_from", start_from, _EXPECTED_START)
+    return start_from
+
+
+async def find_start(start_from: StartFrom, log: EventLog) -> GlobalSequence:
+    """The position of a subscriber that has no checkpoint yet."""
+    if isinstance(start_from, datetime):
+        return await log.position_at(start_from)
+    if start_from == "now":
+        return await log.head()
+    return GlobalSequence(start_from if isinstance(start_from, int) else 0)

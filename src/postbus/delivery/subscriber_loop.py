@@ -1,0 +1,282 @@
+"""One durable subscriber: become its owner, deliver, write its checkpoint; until stopped."""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable
+
+from postbus.config import InstanceMode, ReliableDeliveryConfig
+from postbus.delivery.deliveries import LeftBehindError
+from postbus.delivery.failures import FailureMemory
+from postbus.delivery.ownership import Ownership, Surroundings
+from postbus.delivery.patience import Patience, StoppedError
+from postbus.delivery.subscriber import Subscriber, find_start
+from postbus.errors import StoreClosedError, SubscriberFencedError
+from postbus.events import Checkpoint, GlobalSequence
+from postbus.ports import Clock, Store
+
+logger = logging.getLogger("postbus")
+
+# How often a standby asks whether the subscriber has become free.
+_STANDBY_SECONDS = 0.2
+_SECONDS_AFTER_ERROR = 1.0
+
+
+class SubscriberLoop:
+    """Serves one subscriber. Whatever goes wrong, it says so and goes on."""
+
+    def __init__(
+        self,
+        subscriber: Subscriber,
+        store: Store,
+        config: ReliableDeliveryConfig,
+        clock: Clock,
+        noise: Callable[[], float],
+    ) -> None:
+        self.subscriber, self._store = subscriber, store
+        self._is_coordinated = config.instance_mode is InstanceMode.COORDINATED
+        self.patience = Patience(subscriber.id, clock, noise)
+        self._around = Surroundings(
+            store=store,
+            config=config,
+            clock=clock,
+            noise=noise,
+            patience=self.patience,
+            memory=FailureMemory(),
+            has_changed=self._has_changed,
+            wake=self.wake,
+            on_written=self._note_progress,
+            on_stubborn=self._go_on_without_handler,
+        )
+        self._wake_up = asyncio.Event()
+        self._phase = "starting"
+        self._is_paused = False
+        self._has_lock = False
+        self._known: Checkpoint | None = None
+        self._ownership: Ownership | None = None
+        self._task: asyncio.Task[None] | None = None
+        # Their handlers would not end.
+        self._left_tasks: set[asyncio.Task[None]] = set()
+        self._has_progressed = asyncio.Event()
+
+    @property
+    def state(self) -> str:
+        """starting, catching_up, live, standby, paused, stopped or failed."""
+        if self._phase != "stopped" and self.patience.reason is not None:
+            return "failed"
+        return self._phase
+
+    @property
+    def checkpoint(self) -> GlobalSequence | None:
+        """What is written, as far as this instance knows; None before it has asked the store."""
+        if self._ownership is not None:
+            return self._ownership.writer.written
+        return None if self._known is None else self._known.position
+
+    @property
+    def position(self) -> GlobalSequence:
+        """Everything up to here was processed, is a dead letter or not wanted."""
+        if self._ownership is not None:
+            return self._ownership.writer.position
+        return GlobalSequence(0) if self._known is None else self._known.position
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this instance is the one that delivers, and does so now."""
+        return self.state in ("starting", "catching_up", "live")
+
+    def start(self) -> None:
+        """Begin, in a task of its own."""
+        # Without the context of whoever happens to start it: handlers run in it.
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name=f"postbus subscriber {self.subscriber.id}", context=contextvars.Context()
+        )
+
+    def wake(self) -> None:
+        """Look again: the log may have grown, or somebody wants something."""
+        self._wake_up.set()
+
+    def pause(self) -> None:
+        """Deliver nothing after the event at hand."""
+        self._is_paused = True
+        self.wake()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._is_paused = False
+        self.wake()
+
+    def stop(self) -> None:
+        """End after the event at hand, its checkpoint written."""
+        self.patience.stop()
+        self.wake()
+        if self._task is None:
+            self._set_phase("stopped")
+
+    async def wait_until_stopped(self) -> None:
+        """Return when it has ended."""
+        while self._task is not None and not self._task.done():
+            await asyncio.wait([self._task])
+
+    async def cut_off(self) -> None:
+        """End it in the middle of an event, which is delivered again by the next start."""
+        self.patience.stop()
+        tasks = [task for task in (self._task, *self._left_tasks) if task is not None and not task.done()]
+        # A handler may be the one who shuts the bus down.
+        tasks = [task for task in tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+
+    def want_written(self, target: GlobalSequence) -> None:
+        """Somebody waits for the checkpoint to reach *target*: write it as soon as it is processed."""
+        if self._ownership is not None and self._ownership.writer.position >= target:
+            self._ownership.writer.is_wanted = True
+            self.wake()
+
+    async def wait_for_change(self) -> None:
+        """Return when the state or the position may have changed."""
+        self._has_progressed.clear()
+        await self._has_progressed.wait()
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._serve()
+        except LeftBehindError:
+            logger.warning("a handler of %s ended that was given up before", self.subscriber.id)
+            self._left_tasks.discard(asyncio.current_task())  # type: ignore[arg-type]
+            return
+        except StoppedError:
+            pass
+        except StoreClosedError as error:
+            self.patience.reason = str(error)
+        finally:
+            if asyncio.current_task() is self._task:
+                await self._end()
+
+    async def _serve(self) -> None:
+        """One ownership, from standby to its end."""
+        try:
+            await self._become_owner()
+            await self._own()
+        except SubscriberFencedError as error:
+            logger.warning("%s; stepping back", error, extra={"subscriber_id": self.subscriber.id})
+            await self._step_back()
+        except (StoppedError, StoreClosedError, LeftBehindError):
+            raise
+        except Exception as error:
+            # Ours to mend; the loop must not end in silence.
+            logger.exception("subscriber %s met an error that postbus did not expect", self.subscriber.id)
+            self.patience.reason = f"{type(error).__qualname__}: {error}"
+            self._note_progress()
+            await self._step_back()
+
+    async def _become_owner(self) -> None:
+        is_told = False
+        while not await self.patience.run(self._try_to_own):
+            self._set_phase("standby")
+            if not is_told:
+                is_told = True
+                logger.info("subscriber %s is active elsewhere; standing by", self.subscriber.id)
+            self._known = await self.patience.run(lambda: self._store.checkpoints.load(self.subscriber.id))
+            await self.patience.sleep(_STANDBY_SECONDS)
+
+    async def _try_to_own(self) -> bool:
+        if self._is_coordinated and not self._has_lock:
+            self._has_lock = self._store.subscriber_locks.try_acquire(self.subscriber.id)
+            return self._has_lock
+        return True
+
+    async def _own(self) -> None:
+        if self._ownership is not None:
+            # Of a handler that would not end: what was processed before it is not to come again.
+            await self._ownership.writer.write()
+        checkpoint = await self.patience.run(self._claim)
+        ownership = self._ownership = Ownership(self.subscriber, checkpoint, self._around)
+        self._set_phase("catching_up")
+        logger.info(
+            "subscriber %s is active from %d on",
+            self.subscriber.id,
+            checkpoint.position,
+            extra={"subscriber_id": self.subscriber.id, "position": checkpoint.position},
+        )
+        while not self.patience.is_stopping:
+            self._wake_up.clear()
+            if self._is_paused:
+                await ownership.writer.write()
+                self._set_phase("paused")
+            else:
+                await self._look(ownership)
+            await self._wake_up.wait()
+        raise StoppedError
+
+    async def _look(self, ownership: Ownership) -> None:
+        head = self._store.log.known_head
+        if (
+            self._phase != "live"
+            or head - ownership.writer.position > self._around.config.catch_up_batch_size
+        ):
+            self._set_phase("catching_up")
+        count = await ownership.look()
+        if ownership.writer.is_due:
+            await ownership.writer.write()
+        if self._has_changed():
+            return
+        if self._phase != "live":
+            logger.info(
+                "subscriber %s has caught up after %d events",
+                self.subscriber.id,
+                count,
+                extra={"subscriber_id": self.subscriber.id, "event_count": count},
+            )
+        self._set_phase("live")
+
+    async def _claim(self) -> Checkpoint:
+        checkpoints, subscriber = self._store.checkpoints, self.subscriber
+        start = GlobalSequence(0)
+        if await checkpoints.load(subscriber.id) is None:
+            start = await find_start(subscriber.start_from, self._store.log)
+        return await checkpoints.claim(subscriber.id, start)
+
+    async def _step_back(self) -> None:
+        if self._ownership is not None:
+            self._ownership.stop()
+            self._ownership = None
+        self._release_lock()
+        await self.patience.sleep(_SECONDS_AFTER_ERROR)
+        self.patience.recover()
+
+    async def _end(self) -> None:
+        """Also when the task is cancelled: what was processed is written, and the lock released."""
+        try:
+            if self._ownership is not None:
+                await self._ownership.let_go()
+        finally:
+            self._release_lock()
+            self._set_phase("stopped")
+
+    def _release_lock(self) -> None:
+        if self._has_lock:
+            self._has_lock = False
+            self._store.subscriber_locks.release(self.subscriber.id)
+
+    def _go_on_without_handler(self) -> None:
+        """The task is stuck in a handler that will not end: another one takes over."""
+        if self._task is not None:
+            self._left_tasks.add(self._task)
+        if self._ownership is not None:
+            self._ownership.stop()
+        self.start()
+
+    def _has_changed(self) -> bool:
+        return self._is_paused or self.patience.is_stopping
+
+    def _set_phase(self, phase: str) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            self._note_progress()
+
+    def _note_progress(self) -> None:
+        self._has_progressed.set()

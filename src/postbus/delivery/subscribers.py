@@ -1,0 +1,108 @@
+"""All durable subscribers of a bus."""
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Iterator
+
+from postbus.config import ReliableDeliveryConfig
+from postbus.delivery.handle import SubscriptionHandle
+from postbus.delivery.subscriber import Subscriber
+from postbus.delivery.subscriber_loop import SubscriberLoop
+from postbus.errors import DuplicateSubscriberError, SubscriptionNotFoundError
+from postbus.ports import Clock, Store
+
+
+class Subscribers:
+    """Starts and stops their loops, and wakes them when the log may have grown."""
+
+    def __init__(
+        self, store: Store, config: ReliableDeliveryConfig, clock: Clock, noise: Callable[[], float]
+    ) -> None:
+        self._store, self._config, self._clock, self._noise = store, config, clock, noise
+        self._loops: dict[str, SubscriberLoop] = {}
+        # Unsubscribed, and still at their last event.
+        self._leaving: set[SubscriberLoop] = set()
+        self._is_started = False
+        self._poller: asyncio.Task[None] | None = None
+
+    def __iter__(self) -> Iterator[SubscriberLoop]:
+        return iter(tuple(self._loops.values()))
+
+    def add(self, subscriber: Subscriber) -> None:
+        """Serve it from now on, or from start() on."""
+        if subscriber.id in self._loops:
+            raise DuplicateSubscriberError(subscriber.id)
+        loop = SubscriberLoop(subscriber, self._store, self._config, self._clock, self._noise)
+        self._loops[subscriber.id] = loop
+        if self._is_started:
+            self._start(loop)
+
+    def remove(self, subscriber_id: str) -> None:
+        """Stop it after the event at hand. Idempotent."""
+        loop = self._loops.pop(subscriber_id, None)
+        if loop is not None:
+            loop.stop()
+            self._leaving = {left for left in self._leaving if left.state != "stopped"} | {loop}
+
+    def handle(self, subscriber_id: str) -> SubscriptionHandle:
+        """Its handle. SubscriptionNotFoundError."""
+        loop = self._loops.get(subscriber_id)
+        if loop is None:
+            raise SubscriptionNotFoundError(subscriber_id)
+        return SubscriptionHandle(loop, self._store.log, self._clock)
+
+    def start(self) -> None:
+        """Begin with all of them."""
+        self._is_started = True
+        for loop in self:
+            self._start(loop)
+
+    def wake(self) -> None:
+        """The log may have grown."""
+        for loop in self._loops.values():
+            loop.wake()
+
+    def begin_stopping(self) -> None:
+        """Let each end after the event at hand."""
+        for loop in self._all():
+            loop.stop()
+
+    async def wait_until_stopped(self) -> None:
+        """Return when all have ended."""
+        for loop in self._all():
+            await loop.wait_until_stopped()
+
+    async def cut_off(self) -> None:
+        """End those that have not ended yet, and watch the log no more."""
+        if self._is_started:
+            self._store.log.unwatch(self.wake)
+        if self._poller is not None:
+            self._poller.cancel()
+        await asyncio.gather(*[loop.cut_off() for loop in self._all()])
+
+    async def wait_until_idle(self) -> bool:
+        """Return when every active one is at the end of the log; whether any had to be waited for."""
+        head = await self._store.log.head()
+        has_waited = False
+        for loop in self:
+            while loop.is_active and loop.position < head:
+                has_waited = True
+                await loop.wait_for_change()
+        return has_waited
+
+    def _start(self, loop: SubscriberLoop) -> None:
+        if self._poller is None:
+            self._store.log.watch(self.wake)
+            self._poller = asyncio.get_running_loop().create_task(
+                self._poll(), name="postbus poll", context=contextvars.Context()
+            )
+        loop.start()
+
+    async def _poll(self) -> None:
+        """A wake-up may get lost, and a clock of the tests may stand still: look now and then."""
+        while True:
+            await self._clock.until(self._clock.monotonic() + self._config.poll_interval)
+            self.wake()
+
+    def _all(self) -> set[SubscriberLoop]:
+        return {*self._loops.values(), *self._leaving}
