@@ -151,6 +151,38 @@ GOALS = (
         workload="growth", key="cost", candidate="events-10m", against="events-10k", at_most=1.3,
     ),
     Goal(
+        name="catch-up, batched checkpoints, events/s",
+        workload="catch-up", key="rate", candidate="postbus-batched", at_least=100_000,
+    ),
+    Goal(
+        name="catch-up, batched checkpoints ÷ raw read and decode",
+        workload="catch-up", key="rate", candidate="postbus-batched", against="raw-decoded", at_least=0.6,
+    ),
+    Goal(
+        name="catch-up, 100k → 1M events in the log: cost per event, ÷ at 100k",
+        workload="log-growth", key="cost", candidate="log-1m", against="log-100k", at_most=1.2,
+    ),
+    Goal(
+        name="catch-up, 100k → 10M events in the log: cost per event, ÷ at 100k",
+        workload="log-growth", key="cost", candidate="log-10m", against="log-100k", at_most=1.2,
+    ),
+    Goal(
+        name="catch-up of 1M events in flat memory: MB above the start",
+        workload="log-growth", key="memory", candidate="log-1m", at_most=50,
+    ),
+    Goal(
+        name="another process wakes, p50, ms",
+        workload="wake-up", key="wake_p50", candidate="two-processes", at_most=3,
+    ),
+    Goal(
+        name="another process wakes, p99, ms",
+        workload="wake-up", key="wake_p99", candidate="two-processes", at_most=50,
+    ),
+    Goal(
+        name="idle with 3 durable subscribers: % of a core",
+        workload="wake-up", key="idle", candidate="idle", at_most=1,
+    ),
+    Goal(
         name="specification: publish, one publisher, events/s",
         workload="publish-full", key="rate", candidate="postbus-1", at_least=1000,
     ),

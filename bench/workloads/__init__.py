@@ -1,7 +1,7 @@
 """All workloads, one module each, in the order in which they are measured and shown."""
 
 from bench.model import Workload
-from bench.workloads import batch, dead_letters, growth, latency, loop, publish, recovery
+from bench.workloads import batch, catch_up, dead_letters, growth, latency, loop, publish, recovery, wake_up
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload
@@ -14,5 +14,8 @@ WORKLOADS: dict[str, Workload] = {
         dead_letters.WORKLOAD,
         recovery.WORKLOAD,
         growth.WORKLOAD,
+        catch_up.CATCH_UP,
+        catch_up.LOG_GROWTH,
+        wake_up.WORKLOAD,
     )
 }
