@@ -1,6 +1,6 @@
 """What delivery needs of the world: small Protocols that the stores fulfil."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
@@ -370,7 +370,43 @@ class StatefulObserver(Protocol):
         ...
 
 
-class Store(Protocol):
+class EventStore(Protocol):
+    """The log as users see it: bus.store."""
+
+    async def append(
+        self, stream_id: str, events: Iterable[object], *, expected_version: int | None = None
+    ) -> list[Event]:
+        """Store events in one stream, all or none; the stored events.
+
+        An item is (type, payload), (type, payload, metadata) or a NewEvent. *expected_version*: None for
+        any, 0 for a stream that must not exist, n for one that must be at n; WrongExpectedVersionError.
+        """
+        ...
+
+    async def read_stream(
+        self, stream_id: str, from_version: int = 1, to_version: int | None = None
+    ) -> list[Event]:
+        """The events of a stream in the order of their versions, both bounds included."""
+        ...
+
+    async def read_all(self, after: int = 0, limit: int = 100) -> list[Event]:
+        """At most *limit* events with a higher number, in the order of the log."""
+        ...
+
+    async def get(self, event_id: str) -> Event:
+        """The event with this id. EventNotFoundError."""
+        ...
+
+    async def head(self) -> GlobalSequence:
+        """The highest number in the log; 0 if there is none."""
+        ...
+
+    async def purge(self, event_id: str, purger_id: str) -> None:
+        """Take the payload away for good; the fact that it happened stays. EventNotFoundError."""
+        ...
+
+
+class Store(EventStore, Protocol):
     """One database, seen through its ports."""
 
     @property
@@ -424,8 +460,4 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Write what is waiting and close. Idempotent."""
-        ...
-
-    async def get(self, event_id: str) -> Event:
-        """The event with this id. EventNotFoundError."""
         ...
