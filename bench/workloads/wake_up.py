@@ -1,4 +1,4 @@
-"""How soon a durable subscriber in one process notices what another process publishes, and what idling costs."""
+"""How soon a durable subscriber notices what another process publishes, and what idling costs."""
 
 import asyncio
 import multiprocessing

@@ -19,7 +19,12 @@ PostbusError
 ├── SubscriptionStoppedError   the subscriber was stopped before it got where it was waited for
 ├── EventNotFoundError         no event has this id
 ├── NotADeadLetterError        the event is not a dead letter
+├── InvalidObserverError       a projection, saga or other observer is not fully or not rightly defined
+├── InvalidStateError          a state or its key can't be stored
+├── StateTypeError             the stored state does not fit the type of its state store
+├── PublishedTooLateError      a saga published after it had handled its event
 ├── PayloadTypeError           the stored payload does not fit the type that the handler asks for
+│   └── UpcastError            an upcaster raised on the stored payload
 ├── TransactionEndedError      a transactional handler ended the transaction it was lent
 └── StoreError                 the database refused or failed
     ├── WrongExpectedVersionError  another writer appended to the stream first: nothing was stored
@@ -180,6 +185,44 @@ class SubscriptionStoppedError(PostbusError):
         self.subscriber_id = subscriber_id
 
 
+class InvalidObserverError(PostbusError):
+    """A projection, saga or other observer lacks something, or has something that is not usable."""
+
+    def __init__(self, observer: str, found: str, expected: str) -> None:
+        super().__init__(f"{observer} {found}; expected {expected}")
+        self.observer, self.found, self.expected = observer, found, expected
+
+
+class InvalidStateError(PostbusError):
+    """A state is JSON of its store's type, a key 1 to 255 printable characters. Nothing was stored."""
+
+    def __init__(self, store_name: str, found: str, expected: str) -> None:
+        super().__init__(f"state store {store_name!r}: {found}; expected {expected}; nothing was stored")
+        self.store_name, self.found, self.expected = store_name, found, expected
+
+
+class StateTypeError(PostbusError):
+    """The stored state does not fit the type of its state store: give new fields a default."""
+
+    def __init__(self, store_name: str, expected: str, reason: str) -> None:
+        super().__init__(
+            f"a state in state store {store_name!r} is no {expected}: {reason}; "
+            "give new fields a default, or build the states anew in a state store of another name"
+        )
+        self.store_name, self.expected, self.reason = store_name, expected, reason
+
+
+class PublishedTooLateError(PostbusError):
+    """A saga publishes while it handles an event: await whatever publishes before handle returns."""
+
+    def __init__(self, event_type: str) -> None:
+        super().__init__(
+            f"cannot publish {_shorten(event_type)}: the saga has handled its event already, and what it "
+            "publishes is stored together with its state; await what publishes before handle returns"
+        )
+        self.event_type = event_type
+
+
 class PayloadTypeError(PostbusError):
     """The stored payload does not fit the type that the handler asks for: register an upcaster."""
 
@@ -189,6 +232,19 @@ class PayloadTypeError(PostbusError):
             "change the handler's annotation, or register an upcaster for old payloads"
         )
         self.event_type, self.expected, self.reason = event_type, expected, reason
+
+
+class UpcastError(PayloadTypeError):
+    """An upcaster raised: mend it, then retry the dead letter."""
+
+    def __init__(self, event_type: str, from_version: int, reason: str) -> None:
+        PostbusError.__init__(
+            self,
+            f"the upcaster of {event_type} from version {from_version} raised {reason}; "
+            "mend it, then retry the dead letter",
+        )
+        self.event_type, self.from_version, self.reason = event_type, from_version, reason
+        self.expected = f"payload of version {from_version}"
 
 
 class TransactionEndedError(PostbusError):

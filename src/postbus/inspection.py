@@ -4,9 +4,9 @@ import math
 from datetime import timedelta
 
 from postbus.clock import SystemClock
-from postbus.errors import InvalidPageError, NotADeadLetterError
-from postbus.events import DeadLetterPage, Event, EventStatus
-from postbus.policy.names import check_event_id, check_event_type
+from postbus.errors import InvalidEventFieldError, InvalidPageError
+from postbus.events import DeadLetter, DeadLetterPage, SubscriberId
+from postbus.policy.names import check_event_id, check_event_type, check_id_field, check_subscriber_id
 from postbus.ports import Clock, Store
 
 DEFAULT_PAGE_SIZE = 100
@@ -15,43 +15,72 @@ _LARGEST_NUMBER = 2**63 - 1
 
 
 class DLQInspector:
-    """The dead letters of one store, while a bus runs on it or while none does."""
+    """The dead letters of one store, while a bus runs on it or while none does.
+
+    An event that the in-process handlers gave up has its dead letter under its own id. One that a durable
+    subscriber gave up has an id of its own; the event's id stands for all dead letters of that event.
+    """
 
     def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
         self._store = store
         self._clock: Clock = clock or SystemClock()
 
-    async def list(self, limit: int = DEFAULT_PAGE_SIZE, offset: int = 0) -> DeadLetterPage:
-        """A page of dead letters, newest first, and how many there are in all."""
+    async def list(
+        self, limit: int = DEFAULT_PAGE_SIZE, offset: int = 0, subscriber_id: str | None = None
+    ) -> DeadLetterPage:
+        """A page of unresolved dead letters, newest first, and how many there are in all.
+
+        Those of the handlers and of every durable subscriber, or those of one subscriber.
+        """
         _check_whole_number("limit", limit)
         _check_whole_number("offset", offset)
+        checked_id = _check_subscriber_id(subscriber_id)
         await self._store.open()
-        return await self._store.dead_letters.page(limit, offset)
+        return await self._store.dead_letters.page(limit, offset, checked_id)
 
-    async def get(self, event_id: str) -> Event:
-        """One dead letter. EventNotFoundError, NotADeadLetterError."""
-        check_event_id(event_id)
+    async def get(self, dead_letter_id: str) -> DeadLetter:
+        """One dead letter, resolved or not. EventNotFoundError, NotADeadLetterError."""
+        checked_id = check_event_id(dead_letter_id)
         await self._store.open()
-        event = await self._store.get(event_id)
-        if event.status is not EventStatus.DLQ:
-            raise NotADeadLetterError(event_id, event.status)
-        return event
+        return await self._store.dead_letters.get(checked_id)
 
-    async def retry(self, event_id: str) -> None:
-        """Begin anew with one dead letter: pending, no attempts, no errors. A running bus takes it up."""
-        check_event_id(event_id)
+    async def retry(self, dead_letter_id: str) -> None:
+        """Give it another chance. A running bus takes it up. EventNotFoundError, NotADeadLetterError.
+
+        With the handlers it begins anew: pending, no attempts, no errors. A durable subscriber
+        makes one more attempt; if that fails too, the dead letter has one error more.
+        """
+        checked_id = check_event_id(dead_letter_id)
         await self._store.open()
-        await self._store.dead_letters.revive(event_id)
+        await self._store.dead_letters.revive(checked_id)
 
-    async def retry_all(self, event_type: str | None = None) -> int:
-        """Begin anew with every dead letter, or with those of one type; how many."""
+    async def retry_all(self, event_type: str | None = None, subscriber_id: str | None = None) -> int:
+        """Retry every unresolved dead letter, or those of one type, of one subscriber; how many."""
         if event_type is not None:
-            check_event_type(event_type)
+            event_type = check_event_type(event_type)
+        checked_id = _check_subscriber_id(subscriber_id)
         await self._store.open()
-        return await self._store.dead_letters.revive_all(event_type)
+        return await self._store.dead_letters.revive_all(event_type, checked_id)
+
+    async def resolve(self, dead_letter_id: str, by: str, notes: str | None = None) -> None:
+        """Note that somebody has seen to it: it leaves the list and stays on record, and is not retried.
+
+        EventNotFoundError, NotADeadLetterError.
+        """
+        checked_id = check_event_id(dead_letter_id)
+        resolver = check_id_field("by", by)
+        if resolver is None:
+            raise InvalidEventFieldError("by", by, "a string that says who has seen to it")
+        _check_notes(notes)
+        await self._store.open()
+        await self._store.dead_letters.resolve(checked_id, resolver, notes)
 
     async def purge(self, older_than_days: float) -> int:
-        """Delete dead letters whose created_at is so many days ago, or more; how many."""
+        """Delete dead letters that are so many days old, or more, resolved ones too; how many.
+
+        Those of the handlers are as old as their event, which is deleted with them. Those of a durable
+        subscriber are as old as their death, and their event stays.
+        """
         is_number = isinstance(older_than_days, int | float) and not isinstance(older_than_days, bool)
         if not is_number or not math.isfinite(older_than_days) or older_than_days < 0:
             raise InvalidPageError("older_than_days", older_than_days, "a finite number of 0 or more")
@@ -66,3 +95,14 @@ class DLQInspector:
 def _check_whole_number(name: str, value: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST_NUMBER:
         raise InvalidPageError(name, value, "a whole number of 0 or more")
+
+
+def _check_subscriber_id(subscriber_id: str | None) -> SubscriberId | None:
+    return None if subscriber_id is None else SubscriberId(check_subscriber_id(subscriber_id))
+
+
+def _check_notes(notes: object) -> None:
+    # What a database takes as text: no NUL, no half of a surrogate pair.
+    is_text = isinstance(notes, str) and "\0" not in notes
+    if notes is not None and not (is_text and str(notes).encode(errors="ignore").decode() == notes):
+        raise InvalidEventFieldError("notes", notes, "a text without NUL and lone surrogates, or None")

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from postbus.ports import Store
 from postbus.testing import ManualClock
-from tests.contracts.backends import BACKENDS, open_store
+from tests.contracts.backends import BACKENDS, EventStore, open_store
 
 
 @pytest.fixture
@@ -16,6 +15,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture(params=BACKENDS)
-async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Store]:
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
+) -> AsyncIterator[EventStore]:
     async with open_store(request.param, tmp_path, clock) as store:
         yield store

@@ -2,15 +2,27 @@
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import msgspec
 
 from postbus.errors import StoreError
-from postbus.events import Draft, EventStatus, GlobalSequence
+from postbus.events import (
+    Burial,
+    Checkpoint,
+    DeadLetter,
+    Draft,
+    Event,
+    EventStatus,
+    GlobalSequence,
+    Progress,
+    SubscriberId,
+)
 from postbus.ports import Store
 
+MAIL, STOCK = SubscriberId("mail"), SubscriberId("stock")
+START = GlobalSequence(0)
 NOON = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
@@ -19,10 +31,12 @@ def make_draft(
     payload: object = None,
     *,
     id: str | None = None,
-    status: EventStatus = EventStatus.PROCESSING,
+    status: EventStatus | None = EventStatus.PROCESSING,
     created_at: datetime = NOON,
     metadata: dict[str, str] | None = None,
     is_idempotent: bool = False,
+    stream_id: str | None = None,
+    expected_version: int | None = None,
 ) -> Draft:
     """A draft as publish would make it."""
     return Draft(
@@ -33,6 +47,8 @@ def make_draft(
         created_at=created_at,
         status=status,
         is_idempotent=is_idempotent,
+        stream_id=stream_id,
+        expected_version=expected_version,
     )
 
 
@@ -40,11 +56,13 @@ def start_adding(store: Store, *drafts: Draft) -> asyncio.Future[list[GlobalSequ
     """Call add; the future has one sequence number for each draft, or the error."""
     stored: asyncio.Future[list[GlobalSequence | None]] = asyncio.get_running_loop().create_future()
 
-    def on_stored(sequences: Sequence[int | None], error: StoreError | None) -> None:
+    def on_stored(
+        sequences: Sequence[int | None], versions: Sequence[int | None], error: StoreError | None
+    ) -> None:
         if error is None:
             stored.set_result([None if number is None else GlobalSequence(number) for number in sequences])
         else:
-            assert list(sequences) == []
+            assert (list(sequences), list(versions)) == ([], [])
             stored.set_exception(error)
 
     store.queue.add(drafts, on_stored)
@@ -85,3 +103,57 @@ async def add_dead_letter(store: Store, draft: Draft) -> GlobalSequence:
 async def status_of(store: Store, draft: Draft) -> EventStatus:
     """Where the event of this draft stands."""
     return (await store.get(draft.id)).status
+
+
+async def append(store: Store, *drafts: Draft) -> list[Event]:
+    """Store drafts that no handler waits for."""
+    return await store.log.append(
+        [msgspec.structs.replace(draft, status=EventStatus.DONE) for draft in drafts]
+    )
+
+
+def sequence_of(event: Event) -> GlobalSequence:
+    """The number of a stored event."""
+    assert event.global_sequence is not None
+    return event.global_sequence
+
+
+async def read_to_the_end(
+    store: Store, limit: int = 100, is_wanted: Callable[[str], bool] | None = None
+) -> tuple[list[Event], GlobalSequence]:
+    """Every wanted event of the log, page by page, and where its end is."""
+    events: list[Event] = []
+    position = START
+    while True:
+        page = await store.log.read(position, limit, is_wanted)
+        assert len(page.events) <= limit
+        events += page.events
+        if page.up_to == position:
+            return events, position
+        assert page.up_to > position
+        position = page.up_to
+
+
+async def bury(store: Store, owner: Checkpoint, event: Event, *errors: str) -> DeadLetter:
+    """Make an event a dead letter of a durable subscriber."""
+    await store.checkpoints.save(
+        Progress(
+            subscriber_id=owner.subscriber_id,
+            epoch=owner.epoch,
+            position=sequence_of(event),
+            event_id=event.id,
+            burials=[Burial(event, list(errors or ("boom",)))],
+        )
+    )
+    page = await store.dead_letters.page(1000, 0, owner.subscriber_id)
+    (dead_letter,) = [each for each in page.events if each.id == event.id]
+    return dead_letter
+
+
+async def is_called_soon(is_called: asyncio.Event) -> bool:
+    """Whether it happens within a time that is long for a wake-up."""
+    try:
+        async with asyncio.timeout(5):
+            return await is_called.wait()
+    except TimeoutError:
+        return False

@@ -156,7 +156,7 @@ async def _revive(store: Store) -> None:
 
 
 async def _revive_all(store: Store) -> None:
-    await store.dead_letters.revive_all(None)
+    await store.dead_letters.revive_all(None, None)
 
 
 class TestWatch:
@@ -196,7 +196,7 @@ class TestWatch:
         store.dispatch_lock.try_acquire()
         is_called = asyncio.Event()
         store.backlog.watch(is_called.set)
-        store.queue.add([make_draft(status=EventStatus.PENDING)], lambda sequences, error: None)
+        store.queue.add([make_draft(status=EventStatus.PENDING)], lambda *stored: None)
         was_called_inside = is_called.is_set()
         async with asyncio.timeout(5):
             await is_called.wait()
@@ -207,7 +207,7 @@ class TestWatch:
         """Nobody is woken who is no longer there, not even for a change on its way."""
         calls: list[str] = []
         store.backlog.watch(lambda: calls.append("called"))
-        store.queue.add([make_draft(status=EventStatus.PENDING)], lambda sequences, error: None)
+        store.queue.add([make_draft(status=EventStatus.PENDING)], lambda *stored: None)
         store.backlog.watch(None)
         await _add(store)
         for _ in range(10):

@@ -5,7 +5,7 @@ from datetime import timedelta, timezone
 import pytest
 
 from postbus.errors import EventNotFoundError, NotADeadLetterError
-from postbus.events import EventStatus, GlobalSequence
+from postbus.events import Event, EventStatus, GlobalSequence
 from postbus.ports import Store
 from postbus.testing import ManualClock
 from tests.contracts.steps import NOON, add_dead_letter, add_in_status, add_new, make_draft, status_of
@@ -14,7 +14,7 @@ _NOT_DEAD = [EventStatus.PENDING, EventStatus.PROCESSING, EventStatus.DONE]
 
 
 async def _ids(store: Store, limit: int = 100, offset: int = 0) -> list[str]:
-    return [event.id for event in (await store.dead_letters.page(limit, offset)).events]
+    return [event.id for event in (await store.dead_letters.page(limit, offset, None)).events]
 
 
 class TestPage:
@@ -40,7 +40,7 @@ class TestPage:
         """The total counts them all, whichever page is asked for."""
         for number in range(5):
             await add_dead_letter(store, make_draft(id=str(number)))
-        pages = [await store.dead_letters.page(2, offset) for offset in (0, 2, 4, 6)]
+        pages = [await store.dead_letters.page(2, offset, None) for offset in (0, 2, 4, 6)]
 
         assert [[event.id for event in page.events] for page in pages] == [["4", "3"], ["2", "1"], ["0"], []]
         assert [page.total for page in pages] == [5, 5, 5, 5]
@@ -50,21 +50,23 @@ class TestPage:
         for status in EventStatus:
             await add_in_status(store, status, make_draft(id=status.value))
 
-        page = await store.dead_letters.page(10, 0)
+        page = await store.dead_letters.page(10, 0, None)
         assert ([event.id for event in page.events], page.total) == (["dlq"], 1)
 
     async def test_a_listed_dead_letter_is_the_whole_event(self, store: Store) -> None:
         """With payload, metadata and the story of why."""
         await add_dead_letter(store, make_draft(payload={"order": 42}, id="dead", metadata={"source": "web"}))
 
-        (event,) = (await store.dead_letters.page(10, 0)).events
-        assert event == await store.get("dead")
+        (event,) = (await store.dead_letters.page(10, 0, None)).events
+        whole = await store.get("dead")
+        assert all(getattr(event, name) == getattr(whole, name) for name in Event.__struct_fields__)
+        assert (event.dead_letter_id, event.subscriber_id) == ("dead", None)
         assert (event.payload, event.metadata) == ({"order": 42}, {"source": "web"})
         assert event.errors == ["first", "second", "third", "fourth"]
 
     async def test_without_dead_letters_the_page_is_empty(self, store: Store) -> None:
         """Nothing found is no error."""
-        page = await store.dead_letters.page(10, 0)
+        page = await store.dead_letters.page(10, 0, None)
 
         assert (page.events, page.total) == ([], 0)
 
@@ -88,7 +90,7 @@ class TestRevive:
         await add_dead_letter(store, make_draft(id="revived"))
         await store.dead_letters.revive("revived")
 
-        page = await store.dead_letters.page(10, 0)
+        page = await store.dead_letters.page(10, 0, None)
         assert ([event.id for event in page.events], page.total) == (["stays"], 1)
         pending = await store.backlog.pending(GlobalSequence(0), 10)
         assert [event.id for event in pending] == ["revived"]
@@ -124,7 +126,7 @@ class TestRevive:
         await clock.advance(5)
         await store.queue.bury(sequence, 1, '["again"]')
 
-        (event,) = (await store.dead_letters.page(10, 0)).events
+        (event,) = (await store.dead_letters.page(10, 0, None)).events
         assert (event.dlq_at, event.retry_count, event.errors) == (clock.now(), 1, ["again"])
 
 
@@ -133,10 +135,10 @@ class TestReviveAll:
         """Each as if alone, and how many they were."""
         for _ in range(3):
             await add_dead_letter(store, make_draft())
-        revived = await store.dead_letters.revive_all(None)
+        revived = await store.dead_letters.revive_all(None, None)
 
         pending = await store.backlog.pending(GlobalSequence(0), 10)
-        assert (revived, (await store.dead_letters.page(10, 0)).total) == (3, 0)
+        assert (revived, (await store.dead_letters.page(10, 0, None)).total) == (3, 0)
         assert [event.global_sequence for event in pending] == [1, 2, 3]
         assert [(event.retry_count, event.last_error, event.dlq_at) for event in pending] == [
             (0, None, None)
@@ -146,10 +148,10 @@ class TestReviveAll:
         """The type is compared, letter by letter."""
         for event_type in ("order.placed", "order.paid", "order.placed", "order.Placed"):
             await add_dead_letter(store, make_draft(event_type))
-        revived = await store.dead_letters.revive_all("order.placed")
+        revived = await store.dead_letters.revive_all("order.placed", None)
 
         assert revived == 2
-        left = (await store.dead_letters.page(10, 0)).events
+        left = (await store.dead_letters.page(10, 0, None)).events
         assert [event.type for event in left] == ["order.Placed", "order.paid"]
 
     @pytest.mark.parametrize("status", _NOT_DEAD)
@@ -162,7 +164,7 @@ class TestReviveAll:
         if status is EventStatus.DONE:
             store.queue.finish(sequence)
         before = await store.get("alive")
-        revived = await store.dead_letters.revive_all(None)
+        revived = await store.dead_letters.revive_all(None, None)
 
         assert (revived, before.status) == (0, status)
         assert await store.get("alive") == before
@@ -176,7 +178,7 @@ class TestPurge:
             await add_dead_letter(store, make_draft(id=name, created_at=moment))
         purged = await store.dead_letters.purge(NOON)
 
-        page = await store.dead_letters.page(10, 0)
+        page = await store.dead_letters.page(10, 0, None)
         assert purged == 2
         assert ([event.id for event in page.events], page.total) == (["younger"], 1)
 

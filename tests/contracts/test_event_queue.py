@@ -134,7 +134,9 @@ class TestAdd:
         threads: list[int] = []
         is_answered = asyncio.Event()
 
-        def on_stored(sequences: Sequence[int | None], error: StoreError | None) -> None:
+        def on_stored(
+            sequences: Sequence[int | None], versions: Sequence[int | None], error: StoreError | None
+        ) -> None:
             threads.append(threading.get_ident())
             is_answered.set()
 
@@ -157,7 +159,9 @@ class TestAdd:
         answers: list[Sequence[int | None]] = []
         is_answered = asyncio.Event()
 
-        def on_stored(sequences: Sequence[int | None], error: StoreError | None) -> None:
+        def on_stored(
+            sequences: Sequence[int | None], versions: Sequence[int | None], error: StoreError | None
+        ) -> None:
             answers.append(list(sequences))
             is_answered.set()
 
@@ -457,4 +461,4 @@ class TestMovesThatAreNotAllowed:
         await move(store, GlobalSequence(999))
 
         assert await status_of(store, draft) is EventStatus.PROCESSING
-        assert (await store.dead_letters.page(10, 0)).total == 0
+        assert (await store.dead_letters.page(10, 0, None)).total == 0

@@ -249,7 +249,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(event_type=st.sampled_from([None, *_TYPES]))
     def revive_all(self, event_type: str | None) -> None:
         """The user retries all dead letters, or those of one type."""
-        revived = self._run(self._store.dead_letters.revive_all(event_type))
+        revived = self._run(self._store.dead_letters.revive_all(event_type, None))
         dead = [each for each in self._in_status(_DLQ) if event_type in (None, each.draft.type)]
         assert revived == len(dead)
         for expected in dead:
@@ -300,7 +300,7 @@ class StoreMachine(RuleBasedStateMachine):
             with contextlib.suppress(EventNotFoundError):
                 events.append(await self._store.get(event_id))
         pending = await self._store.backlog.pending(GlobalSequence(0), _MORE_THAN_ALL)
-        return events, pending, await self._store.dead_letters.page(_MORE_THAN_ALL, 0)
+        return events, pending, await self._store.dead_letters.page(_MORE_THAN_ALL, 0, None)
 
     def _check_moves(self, events: list[Event]) -> None:
         for event in events:

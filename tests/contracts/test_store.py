@@ -5,11 +5,22 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from postbus.errors import EventNotFoundError, StoreClosedError
-from postbus.events import EventStatus, GlobalSequence, SubscriptionRow
+from postbus.events import EventStatus, GlobalSequence, Progress, SubscriptionRow
 from postbus.ports import Store
-from tests.contracts.steps import NOON, add, add_in_status, add_new, make_draft, start_adding, status_of
+from tests.contracts.steps import (
+    MAIL,
+    NOON,
+    START,
+    add,
+    add_in_status,
+    add_new,
+    make_draft,
+    start_adding,
+    status_of,
+)
 
 _ONE = GlobalSequence(1)
+_PROGRESS = Progress(subscriber_id=MAIL, epoch=1, position=_ONE)
 
 
 async def _finish(store: Store) -> None:
@@ -26,13 +37,34 @@ _CALLS: dict[str, Callable[[Store], Awaitable[object]]] = {
     "pending": lambda store: store.backlog.pending(GlobalSequence(0), 10),
     "claim": lambda store: store.backlog.claim([_ONE]),
     "settle_pending": lambda store: store.backlog.settle_pending([_ONE]),
-    "page": lambda store: store.dead_letters.page(10, 0),
+    "page": lambda store: store.dead_letters.page(10, 0, None),
     "revive": lambda store: store.dead_letters.revive("order-42"),
-    "revive_all": lambda store: store.dead_letters.revive_all(None),
+    "revive_all": lambda store: store.dead_letters.revive_all(None, None),
     "purge": lambda store: store.dead_letters.purge(NOON),
     "replace": lambda store: store.subscriptions.replace([]),
     "list": lambda store: store.subscriptions.list(),
     "get": lambda store: store.get("order-42"),
+    "get a dead letter": lambda store: store.dead_letters.get("order-42"),
+    "resolve": lambda store: store.dead_letters.resolve("order-42", "anna", None),
+    "wanted_retries": lambda store: store.dead_letters.wanted_retries(MAIL, 10),
+    "append": lambda store: store.log.append([make_draft()]),
+    "read": lambda store: store.log.read(START, 10, None),
+    "read_stream": lambda store: store.log.read_stream("a", 1, None),
+    "get from the log": lambda store: store.log.get("order-42"),
+    "head": lambda store: store.log.head(),
+    "position_at": lambda store: store.log.position_at(NOON),
+    "purge an event": lambda store: store.log.purge("order-42", "anna"),
+    "load": lambda store: store.checkpoints.load(MAIL),
+    "list checkpoints": lambda store: store.checkpoints.list(),
+    "claim a checkpoint": lambda store: store.checkpoints.claim(MAIL, START),
+    "save": lambda store: store.checkpoints.save(_PROGRESS),
+    "process": lambda store: store.checkpoints.process(
+        MAIL, 1, [], lambda *_: None, timeout=1, time_budget=1
+    ),
+    "release a checkpoint": lambda store: store.checkpoints.release(MAIL, 1),
+    "get a state": lambda store: store.states.get("orders", "42"),
+    "put a state": lambda store: store.states.put("orders", "42", b"1"),
+    "items": lambda store: store.states.items("orders", "", 10),
 }
 
 
@@ -76,6 +108,8 @@ class TestStore:
 
         assert (await store.get("order-42")).status is EventStatus.PROCESSING
         assert await add(store, make_draft()) == [2]
+        assert await store.checkpoints.list() == []
+        assert await store.states.items("orders", "", 10) == []
 
     async def test_a_store_that_is_opened_again_has_everything(self, store: Store) -> None:
         """Events in every status, their attempts, the subscriptions and the count of numbers."""
@@ -90,7 +124,7 @@ class TestStore:
 
         assert [await store.get(draft.id) for draft in drafts] == before
         pending = await store.backlog.pending(GlobalSequence(0), 10)
-        dead = await store.dead_letters.page(10, 0)
+        dead = await store.dead_letters.page(10, 0, None)
         assert [event.id for event in (*pending, *dead.events)] == ["pending", "dlq"]
         assert await store.subscriptions.list() == [row]
         assert await add(store, make_draft()) == [len(drafts) + 1]

@@ -205,14 +205,16 @@ class TestSubscribe:
             bus.subscribe("order.*")  # type: ignore[call-overload]
 
     async def test_a_handler_with_the_wrong_number_of_parameters(self, bus: EventBus) -> None:
-        """None, or two that have to be given."""
+        """None, or three that have to be given; a second one is the transaction of a durable subscriber."""
 
         async def none() -> None: ...
 
         async def two(event: Event, other: object) -> None: ...
 
-        for handler in (none, two):
-            with pytest.raises(InvalidHandlerError, match="one event"):
+        async def three(event: Event, other: object, another: object) -> None: ...
+
+        for handler, words in ((none, "one event"), (two, "give it an id"), (three, "one event")):
+            with pytest.raises(InvalidHandlerError, match=words):
                 bus.subscribe("order.*", handler)  # type: ignore[arg-type]
 
     async def test_a_handler_with_further_parameters_that_have_defaults_is_taken(

@@ -9,9 +9,47 @@ from pathlib import Path
 
 import pytest
 
-from postbus import Event, EventBus, EventStatus
+from postbus import DLQInspector, Event, EventBus, EventStatus, SQLiteStore
+from postbus.events import Burial, DeadLetter, GlobalSequence, Progress, SubscriberId
 from postbus.ops.cli import main
 from tests.ops.commands import ESCAPE, POSTBUS, dead_letter_count, run, stored, terminal
+
+
+@pytest.fixture
+def dead_letter(database: Path) -> DeadLetter:
+    """One more dead letter in the file: that of a durable subscriber, for the event "sent"."""
+    return asyncio.run(_bury_sent(database))
+
+
+async def _bury_sent(path: Path) -> DeadLetter:
+    subscriber_id = SubscriberId("projection:mails")
+    async with SQLiteStore(path) as store:
+        owner = await store.checkpoints.claim(subscriber_id, GlobalSequence(0))
+        event = await store.get("sent")
+        progress = Progress(
+            subscriber_id=subscriber_id,
+            epoch=owner.epoch,
+            position=event.global_sequence or GlobalSequence(0),
+            burials=[Burial(event, ["first", f"no [table]{ESCAPE}[2J\nsecond line"])],
+        )
+        await store.checkpoints.save(progress)
+        return (await store.dead_letters.page(1, 0, subscriber_id)).events[0]
+
+
+def _found(path: Path, dead_letter_id: str) -> DeadLetter:
+    async def get() -> DeadLetter:
+        async with SQLiteStore(path) as store:
+            return await DLQInspector(store).get(dead_letter_id)
+
+    return asyncio.run(get())
+
+
+def _wanted_count(path: Path) -> int:
+    async def count() -> int:
+        async with SQLiteStore(path) as store:
+            return len(await store.dead_letters.wanted_retries(SubscriberId("projection:mails"), 10))
+
+    return asyncio.run(count())
 
 
 class TestList:
@@ -77,6 +115,37 @@ class TestList:
         assert "Traceback" not in finished.stderr
 
 
+class TestListOfBothKinds:
+    def test_a_subscribers_dead_letter_is_listed_with_who_gave_up_on_what(
+        self, database: Path, dead_letter: DeadLetter, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["dlq", "ls", "--url", str(database)]) == 0
+
+        first, facts, *_, last = capsys.readouterr().out.splitlines()
+        assert first == f"{dead_letter.dead_letter_id}  mail.sent  subscriber projection:mails  event sent"
+        assert r"2 attempts  no [table]\x1b[2J" in facts
+        assert last == "1 to 4 of 4 dead letters, newest first"
+
+    def test_those_of_one_subscriber(
+        self, database: Path, dead_letter: DeadLetter, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        url = str(database)
+        assert main(["dlq", "ls", "--subscriber", "projection:mails", "--json", "--url", url]) == 0
+
+        page = json.loads(capsys.readouterr().out)
+        [found] = page["events"]
+        assert (page["total"], found["id"], found["subscriber_id"]) == (1, "sent", "projection:mails")
+        assert found["dead_letter_id"] == dead_letter.dead_letter_id
+        assert main(["dlq", "ls", "--subscriber", "nobody", "--url", url]) == 0
+        assert capsys.readouterr().out == "no dead letters\n"
+
+    def test_a_subscriber_without_a_name_is_an_error(
+        self, database: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["dlq", "ls", "--subscriber", "", "--url", str(database)]) == 1
+        assert "subscriber id '' is empty" in capsys.readouterr().err
+
+
 class TestShow:
     def test_the_whole_story(self, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["dlq", "show", "mail-2", "--url", str(database)]) == 0
@@ -107,6 +176,31 @@ class TestShow:
     ) -> None:
         assert main(["dlq", "show", event_id, "--url", str(database)]) == 3
         assert reason in capsys.readouterr().err
+
+    @pytest.mark.parametrize("is_by_event_id", [True, False])
+    def test_a_subscribers_dead_letter_with_its_story(
+        self,
+        database: Path,
+        dead_letter: DeadLetter,
+        capsys: pytest.CaptureFixture[str],
+        is_by_event_id: bool,
+    ) -> None:
+        shown = "sent" if is_by_event_id else dead_letter.dead_letter_id
+        main(["dlq", "resolve", "sent", "--by", "anna", "--notes", "by hand", "--url", str(database)])
+        capsys.readouterr()
+
+        assert main(["dlq", "show", shown, "--url", str(database)]) == 0
+        output = capsys.readouterr().out
+        for part in (
+            dead_letter.dead_letter_id,
+            "projection:mails",
+            "by anna",
+            "by hand",
+            "first",
+            "no [table]",
+        ):
+            assert part in output
+        assert ESCAPE not in output
 
 
 class TestRetry:
@@ -159,6 +253,61 @@ class TestRetry:
 
         assert asyncio.run(serve()) == "mail-2"
 
+    def test_a_subscribers_dead_letter_is_marked_for_one_more_attempt(
+        self, database: Path, dead_letter: DeadLetter, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        before = _wanted_count(database)
+
+        assert main(["dlq", "retry", dead_letter.dead_letter_id, "--url", str(database)]) == 0
+        assert capsys.readouterr().out == "retried 1 dead letter\n"
+        assert (before, _wanted_count(database), dead_letter_count(database)) == (0, 1, 4)
+
+    def test_all_of_one_subscriber(
+        self, database: Path, dead_letter: DeadLetter, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ["dlq", "retry", "--all", "--url", str(database), "--subscriber"]
+
+        assert main([*arguments, "nobody"]) == 3
+        assert main([*arguments, "projection:mails"]) == 0
+        assert capsys.readouterr().out == "retried 0 dead letters\nretried 1 dead letter\n"
+        assert stored(database, "mail-1").status is EventStatus.DLQ
+
+    def test_a_subscriber_needs_all(self, database: Path) -> None:
+        assert main(["dlq", "retry", "mail-1", "--subscriber", "x", "--url", str(database)]) == 2
+        assert dead_letter_count(database) == 3
+
+
+class TestResolve:
+    def test_it_leaves_the_list_and_stays_on_record(
+        self, database: Path, dead_letter: DeadLetter, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ids = ["mail-1", dead_letter.dead_letter_id]
+        code = main(["dlq", "resolve", *ids, "--by", "anna", "--notes", "by hand", "--url", str(database)])
+
+        assert (code, capsys.readouterr().out) == (0, "resolved 2 dead letters\n")
+        assert [(_found(database, each).resolved_by, _found(database, each).notes) for each in ids] == [
+            ("anna", "by hand")
+        ] * 2
+        assert dead_letter_count(database) == 2
+
+    def test_what_is_no_dead_letter_spoils_no_other(
+        self, database: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ["dlq", "resolve", "nix", "mail-1", "sent", "--by", "anna", "--url", str(database)]
+
+        assert main([*arguments, "--json"]) == 3
+        output = capsys.readouterr()
+        assert json.loads(output.out) == {"resolved": 1}
+        assert len(output.err.splitlines()) == 2
+        assert _found(database, "mail-1").notes is None
+
+    @pytest.mark.parametrize(
+        ("arguments", "code"), [(["mail-1"], 2), (["--by", "anna"], 2), (["mail-1", "--by", ""], 1)]
+    )
+    def test_somebody_answers_for_something(self, database: Path, arguments: list[str], code: int) -> None:
+        assert main(["dlq", "resolve", *arguments, "--url", str(database)]) == code
+        assert dead_letter_count(database) == 3
+
 
 class TestPurge:
     def test_yes_deletes_for_good(self, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +319,11 @@ class TestPurge:
         with sqlite3.connect(database) as connection:
             assert connection.execute("SELECT id FROM events").fetchall() == [("sent",)]
         connection.close()
+
+    def test_a_subscribers_goes_and_its_event_stays(self, database: Path, dead_letter: DeadLetter) -> None:
+        assert main(["dlq", "purge", "--older-than-days", "0", "--yes", "--url", str(database)]) == 0
+        assert dead_letter_count(database) == 0
+        assert stored(database, "sent").status is EventStatus.DONE
 
     def test_young_ones_stay(self, database: Path) -> None:
         assert main(["dlq", "purge", "--older-than-days", "0.5", "--yes", "--url", str(database)]) == 3

@@ -18,7 +18,7 @@ from postbus.events import (
     RetryOutcome,
     StateWrite,
 )
-from postbus.policy.checkpoints import events_until_due, seconds_until_due
+from postbus.policy.checkpoints import PendingCheckpoint, due_at, events_until_due, is_due
 from postbus.ports import CheckpointStore, Clock
 
 logger = logging.getLogger("postbus")
@@ -45,7 +45,7 @@ class CheckpointWriter:
         self._on_written, self._on_alarm = on_written, on_alarm
         self.position = self.written = checkpoint.position
         self._event_id = checkpoint.event_id
-        self._count_due, self._delay_due = events_until_due(mode), seconds_until_due(mode)
+        self._mode, self._count_due = mode, events_until_due(mode)
         self._count = 0
         self._first_at = 0.0
         self._states: dict[tuple[str, str], StateWrite] = {}
@@ -142,8 +142,11 @@ class CheckpointWriter:
 
     async def _ring(self) -> None:
         # What it was set for may have been written meanwhile, and other events may be waiting.
-        while self._count and (due := self._first_at + self._delay_due) > self._clock.monotonic():
-            await self._clock.until(due)
+        while self._count:
+            pending = PendingCheckpoint(self._count, self._first_at)
+            if is_due(pending, self._mode, self._clock.monotonic()):
+                break
+            await self._clock.until(due_at(pending, self._mode))
         self._alarm = None
         if self._count:
             self.is_wanted = True

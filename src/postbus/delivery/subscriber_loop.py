@@ -58,6 +58,7 @@ class SubscriberLoop:
         # Their handlers would not end.
         self._left_tasks: set[asyncio.Task[None]] = set()
         self._has_progressed = asyncio.Event()
+        self._wanted: GlobalSequence | None = None
 
     @property
     def state(self) -> str:
@@ -131,9 +132,8 @@ class SubscriberLoop:
 
     def want_written(self, target: GlobalSequence) -> None:
         """Somebody waits for the checkpoint to reach *target*: write it as soon as it is processed."""
-        if self._ownership is not None and self._ownership.writer.position >= target:
-            self._ownership.writer.is_wanted = True
-            self.wake()
+        self._wanted = target if self._wanted is None else min(self._wanted, target)
+        self.wake()
 
     async def wait_for_change(self) -> None:
         """Return when the state or the position may have changed."""
@@ -220,7 +220,11 @@ class SubscriberLoop:
         ):
             self._set_phase("catching_up")
         count = await ownership.look()
-        if ownership.writer.is_due:
+        if self._wanted is not None and ownership.writer.position >= self._wanted:
+            # Whoever waits for more says so again.
+            self._wanted = None
+            await ownership.writer.write()
+        elif ownership.writer.is_due:
             await ownership.writer.write()
         if self._has_changed():
             return

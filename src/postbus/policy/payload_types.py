@@ -110,8 +110,6 @@ def _find_function(handler: object) -> object:
     while True:
         if isinstance(handler, functools.partial):
             handler = handler.func
-        elif isinstance(handler, types.MethodType):
-            handler = handler.__func__
         elif hasattr(handler, "__wrapped__"):
             handler = handler.__wrapped__
         elif isinstance(handler, types.FunctionType):
@@ -125,8 +123,7 @@ def _find_function(handler: object) -> object:
 
 
 def _read(hint: object) -> PayloadType | None:
-    hint = _unwrap(hint)
-    members = [_unwrap(member) for member in _members(hint)]
+    members = [_unwrap(member) for member in _members(_unwrap(hint))]
     if len(members) == 1 and typing.get_origin(members[0]) is Event:
         (argument,) = typing.get_args(members[0])
         is_open = argument in _ANYTHING or isinstance(argument, typing.TypeVar)

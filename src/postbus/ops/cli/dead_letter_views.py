@@ -1,7 +1,7 @@
 """Dead letters as text for a terminal, or as JSON for a program."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -12,17 +12,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from postbus.events import DeadLetterPage, Event
+from postbus.events import DeadLetter, DeadLetterPage, Event
 
 # Off a terminal there is no line to fit into: ids and types must not be cut.
 _WIDE = 1_000
 _LONGEST_ERROR = 200
 
 
-def to_plain(event: Event) -> Mapping[str, object]:
-    """The event for JSON; its errors are a list, besides the JSON text of last_error."""
-    plain: dict[str, object] = msgspec.to_builtins(event)
-    return {**plain, "errors": event.errors}
+def to_plain(dead_letter: DeadLetter) -> Mapping[str, object]:
+    """The dead letter for JSON; its errors are a list, besides the JSON text of last_error."""
+    plain: dict[str, object] = msgspec.to_builtins(dead_letter)
+    return {**plain, "errors": dead_letter.errors}
 
 
 def show_json(value: object) -> None:
@@ -31,7 +31,7 @@ def show_json(value: object) -> None:
 
 
 def show_count(verb: str, count: int, *, as_json: bool) -> None:
-    """Print how many dead letters were retried or deleted."""
+    """Print how many dead letters were retried, resolved or deleted."""
     if as_json:
         show_json({verb: count})
     else:
@@ -44,31 +44,52 @@ def show_page(page: DeadLetterPage, offset: int) -> None:
         click.echo("no dead letters" if not page.total else f"no more dead letters, {page.total:,} in all")
         return
     console = new_console()
-    for event in page.events:
-        console.print(Text.assemble((event.id, "bold"), f"  {printable(event.type)}"), soft_wrap=True)
-        facts = f"  {_moment(event.dlq_at)}  {count_of(event.retry_count, 'attempt')}  "
-        line = Text.assemble((facts, "dim"), (_last_error(event), "red"))
+    for dead in page.events:
+        names = f"  {printable(dead.type)}"
+        if dead.subscriber_id is not None:
+            names += f"  subscriber {printable(dead.subscriber_id)}  event {dead.id}"
+        console.print(Text.assemble((dead.dead_letter_id, "bold"), names), soft_wrap=True)
+        facts = f"  {_moment(dead.dlq_at)}  {count_of(dead.retry_count, 'attempt')}  "
+        line = Text.assemble((facts, "dim"), (_last_error(dead), "red"))
         console.print(line, no_wrap=True, overflow="ellipsis")
     last = offset + len(page.events)
     console.print(f"{offset + 1:,} to {last:,} of {count_of(page.total, 'dead letter')}, newest first")
 
 
-def show_dead_letter(event: Event) -> None:
+def show_dead_letter(dead: DeadLetter) -> None:
     """Print the whole story of one dead letter."""
     console = new_console()
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("id", Text(event.id, "bold"))
-    table.add_row("type", Text(printable(event.type)))
-    table.add_row("published", _moment(event.created_at))
-    table.add_row("dead since", _moment(event.dlq_at))
-    for key, value in (event.metadata or {}).items():
-        table.add_row("metadata", Text(printable(f"{key}={value}")))
-    table.add_row("payload", Text(printable(_indented(event.payload))))
+    table.add_row("id", Text(dead.dead_letter_id, "bold"))
+    for name, fact in _facts_of(dead):
+        table.add_row(name, Text(printable(fact)))
     console.print(table)
     console.print()
-    console.print(story_of(event))
+    console.print(story_of(dead))
+
+
+def _facts_of(dead: DeadLetter) -> Iterator[tuple[str, str]]:
+    if dead.subscriber_id is not None:
+        yield "subscriber", dead.subscriber_id
+        yield "event", dead.id
+    yield "type", dead.type
+    if dead.stream_id is not None:
+        yield "stream", f"{dead.stream_id}, version {dead.stream_version}"
+    yield "published", _moment(dead.created_at)
+    yield "dead since", _moment(dead.dlq_at)
+    if dead.last_retry_at is not None:
+        yield "last retry", _moment(dead.last_retry_at)
+    if dead.resolved_at is not None:
+        yield "resolved", f"{_moment(dead.resolved_at)} by {dead.resolved_by}"
+    if dead.notes is not None:
+        yield "notes", dead.notes
+    for key, value in (dead.metadata or {}).items():
+        yield "metadata", f"{key}={value}"
+    if dead.purged_at is not None:
+        yield "purged", f"{_moment(dead.purged_at)} by {dead.purger_id}"
+    yield "payload", _indented(dead.payload)
 
 
 def story_of(event: Event) -> Table:

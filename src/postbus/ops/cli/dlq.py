@@ -1,8 +1,8 @@
-"""postbus dlq: looks at dead letters, gives them another chance, deletes them."""
+"""postbus dlq: looks at dead letters, gives them another chance, resolves or deletes them."""
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import click
@@ -22,14 +22,17 @@ class _NothingMatched(click.ClickException):
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+subscriber_option = click.option(
+    "--subscriber", "subscriber_id", metavar="ID", help="Only those of this durable subscriber."
+)
 
 
-@click.group(short_help="Look at dead letters, retry or delete them.")
+@click.group(short_help="Look at dead letters, retry, resolve or delete them.")
 def dlq() -> None:
-    """Dead letters: events that used up their attempts.
+    """Dead letters: events that used up their attempts, with the handlers or a durable subscriber.
 
     Works while a bus runs on the file, and while none does. A running bus takes up
-    what is retried at once.
+    what is retried at once. The ID of an event stands for all dead letters of that event.
     """
 
 
@@ -37,10 +40,11 @@ def dlq() -> None:
 @url_option
 @click.option("--limit", type=click.IntRange(min=0), default=DEFAULT_PAGE_SIZE, show_default=True)
 @click.option("--offset", type=click.IntRange(min=0), default=0, show_default=True)
+@subscriber_option
 @json_option
-def list_dead_letters(url: str, limit: int, offset: int, as_json: bool) -> None:
-    """List dead letters, newest first."""
-    page = _inspect(url, lambda inspector: inspector.list(limit, offset))
+def list_dead_letters(url: str, limit: int, offset: int, subscriber_id: str | None, as_json: bool) -> None:
+    """List unresolved dead letters, newest first."""
+    page = _inspect(url, lambda inspector: inspector.list(limit, offset, subscriber_id))
     if as_json:
         events = [to_plain(event) for event in page.events]
         show_json({"total": page.total, "limit": limit, "offset": offset, "events": events})
@@ -49,40 +53,59 @@ def list_dead_letters(url: str, limit: int, offset: int, as_json: bool) -> None:
 
 
 @dlq.command("show")
-@click.argument("event_id", metavar="ID")
+@click.argument("dead_letter_id", metavar="ID")
 @url_option
 @json_option
-def show(event_id: str, url: str, as_json: bool) -> None:
+def show(dead_letter_id: str, url: str, as_json: bool) -> None:
     """Show one dead letter: its payload and the error of every attempt."""
     try:
-        event = _inspect(url, lambda inspector: inspector.get(event_id))
+        dead_letter = _inspect(url, lambda inspector: inspector.get(dead_letter_id))
     except (EventNotFoundError, NotADeadLetterError) as error:
         raise _NothingMatched(str(error)) from error
     if as_json:
-        show_json(to_plain(event))
+        show_json(to_plain(dead_letter))
     else:
-        show_dead_letter(event)
+        show_dead_letter(dead_letter)
 
 
 @dlq.command("retry")
-@click.argument("event_ids", metavar="[ID]...", nargs=-1)
+@click.argument("dead_letter_ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "is_all", is_flag=True, help="Retry every dead letter.")
+@subscriber_option
 @url_option
 @json_option
-def retry(event_ids: Sequence[str], is_all: bool, url: str, as_json: bool) -> None:
-    """Begin anew with dead letters: pending, no attempts, no errors."""
-    if is_all == bool(event_ids):
+def retry(
+    dead_letter_ids: Sequence[str], is_all: bool, subscriber_id: str | None, url: str, as_json: bool
+) -> None:
+    """Give dead letters another chance.
+
+    The handlers begin anew with theirs: pending, no attempts, no errors.
+    A durable subscriber makes one more attempt.
+    """
+    if is_all == bool(dead_letter_ids):
         raise click.UsageError("Give one or more IDs, or --all.")
-    refusals: list[str] = []
+    if subscriber_id is not None and not is_all:
+        raise click.UsageError("--subscriber needs --all.")
     if is_all:
-        count = _inspect(url, lambda inspector: inspector.retry_all())
+        count = _inspect(url, lambda inspector: inspector.retry_all(subscriber_id=subscriber_id))
+        _finish("retried", count, (), as_json=as_json)
     else:
-        count, refusals = _inspect(url, lambda inspector: _retry_each(inspector, event_ids))
-    for refusal in refusals:
-        click.echo(f"Error: {refusal}", err=True)
-    show_count("retried", count, as_json=as_json)
-    if refusals or not count:
-        raise click.exceptions.Exit(_NOTHING_MATCHED)
+        _change_each(url, dead_letter_ids, DLQInspector.retry, "retried", as_json=as_json)
+
+
+@dlq.command("resolve")
+@click.argument("dead_letter_ids", metavar="ID...", nargs=-1, required=True)
+@click.option("--by", metavar="NAME", required=True, help="Who has seen to it.")
+@click.option("--notes", metavar="TEXT", help="What was done.")
+@url_option
+@json_option
+def resolve(dead_letter_ids: Sequence[str], by: str, notes: str | None, url: str, as_json: bool) -> None:
+    """Note that somebody has seen to dead letters: they leave the list and stay on record."""
+
+    async def resolve_one(inspector: DLQInspector, dead_letter_id: str) -> None:
+        await inspector.resolve(dead_letter_id, by, notes)
+
+    _change_each(url, dead_letter_ids, resolve_one, "resolved", as_json=as_json)
 
 
 @dlq.command("purge")
@@ -90,19 +113,17 @@ def retry(event_ids: Sequence[str], is_all: bool, url: str, as_json: bool) -> No
     "--older-than-days",
     type=click.FloatRange(min=0),
     required=True,
-    help="Delete what was published so many days ago, or more; 0 means all.",
+    help="Delete what was published, or given up by a durable subscriber, so many days ago; 0 means all.",
 )
 @click.option("--yes", is_flag=True, help="Don't ask. Needed where nobody can answer.")
 @url_option
 @json_option
 def purge(older_than_days: float, yes: bool, url: str, as_json: bool) -> None:
-    """Delete old dead letters for good."""
+    """Delete old dead letters for good, resolved ones too."""
     if not yes:
-        _ask(f"Delete the dead letters of {url} published {older_than_days:g} or more days ago?")
+        _ask(f"Delete the dead letters of {url} that are {older_than_days:g} or more days old?")
     count = _inspect(url, lambda inspector: inspector.purge(older_than_days))
-    show_count("deleted", count, as_json=as_json)
-    if not count:
-        raise click.exceptions.Exit(_NOTHING_MATCHED)
+    _finish("deleted", count, (), as_json=as_json)
 
 
 def _inspect(url: str, look: Callable[[DLQInspector], Awaitable[T]]) -> T:
@@ -113,15 +134,36 @@ def _inspect(url: str, look: Callable[[DLQInspector], Awaitable[T]]) -> T:
     return asyncio.run(run())
 
 
-async def _retry_each(inspector: DLQInspector, event_ids: Sequence[str]) -> tuple[int, list[str]]:
-    """How many were retried, and why the others were not."""
+def _change_each(
+    url: str,
+    dead_letter_ids: Sequence[str],
+    change: Callable[[DLQInspector, str], Awaitable[None]],
+    verb: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Change one after the other; one that can't be changed spoils no other."""
     refusals: list[str] = []
-    for event_id in event_ids:
-        try:
-            await inspector.retry(event_id)
-        except (EventNotFoundError, NotADeadLetterError) as error:
-            refusals.append(str(error))
-    return len(event_ids) - len(refusals), refusals
+
+    async def change_all(inspector: DLQInspector) -> None:
+        for dead_letter_id in dead_letter_ids:
+            try:
+                await change(inspector, dead_letter_id)
+            except (EventNotFoundError, NotADeadLetterError) as error:
+                refusals.append(str(error))
+
+    _inspect(url, change_all)
+    _finish(verb, len(dead_letter_ids) - len(refusals), refusals, as_json=as_json)
+
+
+def _finish(verb: str, count: int, refusals: Iterable[str], *, as_json: bool) -> None:
+    """Tell what was done and what was not; an exit code of 3 if anything was not, or nothing was."""
+    errors = list(refusals)
+    for error in errors:
+        click.echo(f"Error: {error}", err=True)
+    show_count(verb, count, as_json=as_json)
+    if errors or not count:
+        raise click.exceptions.Exit(_NOTHING_MATCHED)
 
 
 def _ask(question: str) -> None:

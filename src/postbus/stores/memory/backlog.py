@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from postbus.events import Event, EventStatus, GlobalSequence
-from postbus.stores.memory.state import State, to_event
+from postbus.stores.memory.records import to_event
+from postbus.stores.memory.state import State
 
 
 class InMemoryBacklog:

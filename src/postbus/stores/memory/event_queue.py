@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
-from postbus.errors import DuplicateEventIdError, StoreError
+from postbus.errors import StoreError
 from postbus.events import Draft, EventStatus, GlobalSequence
 from postbus.ports import OnStored
+from postbus.stores.memory.intake import check_drafts, store_drafts
 from postbus.stores.memory.state import State
 
 
@@ -17,20 +18,18 @@ class InMemoryEventQueue:
 
     def add(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
         """Store the drafts, all or none, and call *on_stored* in a later turn of the event loop."""
-        sequences: list[int | None] = []
-        failure: StoreError | None = None
+        call_soon = asyncio.get_running_loop().call_soon
         try:
             self._state.check_open()
-            self._check_ids(drafts)
-            sequences = [self._insert(draft) for draft in drafts]
+            check_drafts(self._state, drafts)
         except StoreError as error:
-            failure = error
-        asyncio.get_running_loop().call_soon(on_stored, sequences, failure)
-        if any(
-            sequence is not None and self._state.by_id[draft.id].status is EventStatus.PENDING
-            for sequence, draft in zip(sequences, drafts, strict=False)
-        ):
-            self._state.announce_pending()
+            call_soon(on_stored, [], [], error)
+            return
+        stored = store_drafts(self._state, drafts)
+        versions = [None if record is None else record.stream_version for record in stored]
+        has_streams = any(draft.stream_id is not None for draft in drafts)
+        sequences = [None if record is None else record.sequence for record in stored]
+        call_soon(on_stored, sequences, versions if has_streams else [], None)
 
     def finish(self, sequence: GlobalSequence) -> None:
         """Mark a processing event done."""
@@ -60,19 +59,3 @@ class InMemoryEventQueue:
             self._state.move(record, EventStatus.PENDING)
         if released:
             self._state.announce_pending()
-
-    def _check_ids(self, drafts: Sequence[Draft]) -> None:
-        """Refuse them all if one has an id that is taken and was not given by the publisher."""
-        taken: set[str] = set()
-        for draft in drafts:
-            if not draft.is_idempotent and (draft.id in taken or draft.id in self._state.by_id):
-                raise DuplicateEventIdError(
-                    f"an event with the id {draft.id!r} is stored already; nothing was stored; "
-                    "give an id_factory whose ids are unique"
-                )
-            taken.add(draft.id)
-
-    def _insert(self, draft: Draft) -> int | None:
-        if draft.id in self._state.by_id:
-            return None
-        return self._state.insert(draft).sequence

@@ -3,25 +3,13 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 
 import msgspec
 
-from postbus.errors import StoreClosedError
-from postbus.events import Draft, Event, EventStatus, GlobalSequence, SubscriptionRow
+from postbus.errors import EventNotFoundError, StoreClosedError
+from postbus.events import Checkpoint, Draft, EventStatus, GlobalSequence, SubscriberId, SubscriptionRow
 from postbus.ports import Clock
-
-
-@dataclass(slots=True)
-class Record:
-    """One stored event: its draft as it was given, and what became of it."""
-
-    sequence: GlobalSequence
-    draft: Draft
-    status: EventStatus
-    retry_count: int = 0
-    last_error: str | None = None
-    dlq_at: datetime | None = None
+from postbus.stores.memory.records import Grave, Record
 
 
 @dataclass(slots=True)
@@ -37,8 +25,17 @@ class State:
     by_status: dict[EventStatus, set[int]] = field(
         default_factory=lambda: {status: set() for status in EventStatus}
     )
+    # Versions and their numbers; the last version stays when its event is deleted.
+    streams: dict[str, dict[int, int]] = field(default_factory=dict)
+    stream_versions: dict[str, int] = field(default_factory=dict)
     subscriptions: list[SubscriptionRow] = field(default_factory=list)
+    checkpoints: dict[SubscriberId, Checkpoint] = field(default_factory=dict)
+    # Subscribers whose owner has not let go.
+    owned: set[SubscriberId] = field(default_factory=set)
+    graves: dict[str, Grave] = field(default_factory=dict)
+    states: dict[str, dict[str, bytes]] = field(default_factory=dict)
     on_change: Callable[[], None] | None = None
+    on_append: list[Callable[[], None]] = field(default_factory=list)
 
     def check_open(self) -> None:
         """Refuse to work while the store is closed."""
@@ -47,22 +44,35 @@ class State:
                 "this InMemoryStore was closed; await store.open() first; nothing was changed"
             )
 
+    def get(self, event_id: str) -> Record:
+        """The event with this id. EventNotFoundError."""
+        record = self.by_id.get(event_id)
+        if record is None:
+            raise EventNotFoundError(event_id)
+        return record
+
     def insert(self, draft: Draft) -> Record:
-        """Keep one more event under the next sequence number."""
+        """Keep one more event under the next sequence number and the next version of its stream."""
         self.last_sequence += 1
         unrouted = EventStatus.PENDING if self.subscriptions else EventStatus.DONE
         status = unrouted if draft.status is None else draft.status
         record = Record(GlobalSequence(self.last_sequence), _detach(draft), status)
+        if draft.stream_id is not None:
+            record.stream_version = self.stream_versions.get(draft.stream_id, 0) + 1
+            self.stream_versions[draft.stream_id] = record.stream_version
+            self.streams.setdefault(draft.stream_id, {})[record.stream_version] = record.sequence
         self.records[record.sequence] = record
         self.by_id[draft.id] = record
         self.by_status[status].add(record.sequence)
         return record
 
     def delete(self, record: Record) -> None:
-        """Forget an event; its sequence number is not used again."""
+        """Forget an event; neither its sequence number nor its version is used again."""
         del self.records[record.sequence]
         del self.by_id[record.draft.id]
         self.by_status[record.status].remove(record.sequence)
+        if record.draft.stream_id is not None and record.stream_version is not None:
+            del self.streams[record.draft.stream_id][record.stream_version]
 
     def with_status(self, status: EventStatus) -> list[Record]:
         """The events in this status, in no order."""
@@ -82,30 +92,22 @@ class State:
         record.status = status
 
     def announce_pending(self) -> None:
-        """Call the watcher in a later turn of the event loop."""
+        """Call the watcher of the backlog in a later turn of the event loop."""
         if self.on_change is not None:
             asyncio.get_running_loop().call_soon(self._call_watcher)
+
+    def announce_append(self) -> None:
+        """Call the watchers of the log in a later turn of the event loop."""
+        for watcher in self.on_append:
+            asyncio.get_running_loop().call_soon(self._call_log_watcher, watcher)
 
     def _call_watcher(self) -> None:
         if self.on_change is not None:
             self.on_change()
 
-
-def to_event(record: Record) -> Event:
-    """A fresh Event: whoever changes its payload or metadata changes only a copy."""
-    draft = record.draft
-    return Event(
-        id=draft.id,
-        type=draft.type,
-        payload=msgspec.json.decode(draft.payload_json),
-        created_at=draft.created_at,
-        status=record.status,
-        retry_count=record.retry_count,
-        last_error=record.last_error,
-        metadata=None if draft.metadata is None else dict(draft.metadata),
-        global_sequence=record.sequence,
-        dlq_at=record.dlq_at,
-    )
+    def _call_log_watcher(self, watcher: Callable[[], None]) -> None:
+        if watcher in self.on_append:
+            watcher()
 
 
 def _detach(draft: Draft) -> Draft:

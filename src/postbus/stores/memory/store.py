@@ -1,17 +1,27 @@
 """One database in memory, seen through its ports."""
 
 import asyncio
+import sqlite3
+from collections.abc import Iterable
 
 from postbus.clock import SystemClock
-from postbus.errors import EventNotFoundError
-from postbus.events import Event
+from postbus.config import DEFAULT_MAX_PAYLOAD_BYTES
+from postbus.drafting import Drafts
+from postbus.errors import InvalidEventFieldError, InvalidPageError
+from postbus.events import Event, EventStatus, GlobalSequence
+from postbus.ids import new_event_id
 from postbus.ports import Clock
 from postbus.stores.memory.backlog import InMemoryBacklog
+from postbus.stores.memory.checkpoints import InMemoryCheckpoints
 from postbus.stores.memory.dead_letters import InMemoryDeadLetters
 from postbus.stores.memory.dispatch_lock import InMemoryDispatchLock
 from postbus.stores.memory.event_queue import InMemoryEventQueue
-from postbus.stores.memory.state import State, to_event
+from postbus.stores.memory.log import InMemoryEventLog
+from postbus.stores.memory.state import State
+from postbus.stores.memory.states import InMemoryStateTable
+from postbus.stores.memory.subscriber_locks import InMemorySubscriberLocks
 from postbus.stores.memory.subscriptions import InMemorySubscriptions
+from postbus.stores.memory.transactions import EffectsDatabase
 
 _SYSTEM_CLOCK = SystemClock()
 
@@ -20,35 +30,99 @@ class InMemoryStore:
     """Fulfils ports.Store, for tests; closed and opened again it has the same events, as a file would.
 
     >>> import asyncio
-    >>> async def main() -> int:
-    ...     return (await InMemoryStore().dead_letters.page(limit=10, offset=0)).total
+    >>> async def main() -> list[int | None]:
+    ...     store = InMemoryStore()
+    ...     await store.append("order-42", [("order.placed", {"total": 7}), ("order.paid",)])
+    ...     return [event.stream_version for event in await store.read_stream("order-42")]
     >>> asyncio.run(main())
-    0
+    [1, 2]
     """
 
     def __init__(self, *, clock: Clock = _SYSTEM_CLOCK) -> None:
         self._state = State(clock)
+        self._effects = EffectsDatabase()
+        self._drafts = Drafts(_status_for, clock, new_event_id, DEFAULT_MAX_PAYLOAD_BYTES)
         self.queue = InMemoryEventQueue(self._state)
         self.backlog = InMemoryBacklog(self._state)
         self.dispatch_lock = InMemoryDispatchLock()
         self.subscriptions = InMemorySubscriptions(self._state)
         self.dead_letters = InMemoryDeadLetters(self._state)
+        self.log = InMemoryEventLog(self._state)
+        self.checkpoints = InMemoryCheckpoints(self._state, self._effects)
+        self.subscriber_locks = InMemorySubscriberLocks()
+        self.states = InMemoryStateTable(self._state)
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The database of transactional subscribers: make their tables here, and look at their effects."""
+        return self._effects.connect()
 
     async def open(self) -> None:
         """Allow the ports to work again. Idempotent."""
         self._state.is_closed = False
 
     async def close(self) -> None:
-        """Make every port refuse to work. Idempotent."""
+        """Make every port refuse to work, and let go of every lock. Idempotent."""
         self._state.is_closed = True
         self._state.on_change = None
+        self._state.on_append.clear()
+        self.subscriber_locks.release_all()
         # Whoever added events before learns of it first.
         await asyncio.sleep(0)
 
+    async def append(
+        self, stream_id: str, events: Iterable[object], *, expected_version: int | None = None
+    ) -> list[Event]:
+        """Store events at the end of a stream, all or none; the stored events, in order.
+
+        *expected_version* is where the stream must be: 0 if it must not exist yet, None for anywhere.
+        An event is (type, payload), (type, payload, metadata) or a NewEvent. WrongExpectedVersionError.
+        """
+        return await self.log.append(self._drafts.draft_stream(stream_id, events, expected_version))
+
+    async def read_stream(
+        self, stream_id: str, from_version: int = 1, to_version: int | None = None
+    ) -> list[Event]:
+        """The events of a stream in the order of their versions, both bounds included."""
+        _check_number("from_version", from_version, at_least=1)
+        if to_version is not None:
+            _check_number("to_version", to_version, at_least=0)
+        return await self.log.read_stream(stream_id, from_version, to_version)
+
+    async def read_all(self, after: int = 0, limit: int = 100) -> list[Event]:
+        """At most *limit* events with a higher global sequence, in order."""
+        _check_number("after", after, at_least=0)
+        _check_number("limit", limit, at_least=0)
+        events: list[Event] = []
+        position = GlobalSequence(after)
+        while len(events) < limit:
+            page = await self.log.read(position, limit - len(events), None)
+            if page.up_to == position:
+                break
+            events += page.events
+            position = page.up_to
+        return events
+
     async def get(self, event_id: str) -> Event:
         """The event with this id. EventNotFoundError."""
-        self._state.check_open()
-        record = self._state.by_id.get(event_id)
-        if record is None:
-            raise EventNotFoundError(event_id)
-        return to_event(record)
+        return await self.log.get(event_id)
+
+    async def head(self) -> GlobalSequence:
+        """The highest number in the log; 0 if there is none."""
+        return await self.log.head()
+
+    async def purge(self, event_id: str, purger_id: str) -> None:
+        """Take the payload of an event away; that it happened stays. EventNotFoundError."""
+        if not isinstance(purger_id, str) or not purger_id:
+            raise InvalidEventFieldError("purger_id", purger_id, "a string that says who takes it away")
+        await self.log.purge(event_id, purger_id)
+
+
+def _status_for(event_type: str, *, wait: bool) -> EventStatus | None:  # noqa: ARG001
+    # The store itself knows whether there are subscriptions that wait for it.
+    return None
+
+
+def _check_number(name: str, value: object, *, at_least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise InvalidPageError(name, value, f"a whole number of {at_least} or more")

@@ -11,11 +11,15 @@ from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.access import FileAccess
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
-from postbus.stores.sqlite.rows import COLUMNS, event_from_row, moment_to_text, sequences_to_json
+from postbus.stores.sqlite.rows import (
+    COLUMNS,
+    MOST_CHARACTERS,
+    event_from_row,
+    moment_to_text,
+    sequences_to_json,
+)
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
-# Fewer events at a time where they are large, so that a backlog of any kind fits into memory.
-_MOST_CHARACTERS = 8 * 1024 * 1024
 _READ_PENDING = _QUERIES["read_pending"].format(columns=COLUMNS)
 
 
@@ -32,11 +36,9 @@ class SQLiteBacklog:
     async def recover(self, error: str) -> int:
         """Put what an ended process left in processing back to pending, as a failed attempt."""
         values = (self._now(), error)
-        count = await self._file.write(
-            lambda connection: connection.execute(_QUERIES["recover_events"], values).rowcount
+        return await self._file.write(
+            lambda connection: connection.execute(_QUERIES["recover_events"], values).rowcount, self.announce
         )
-        self.announce()
-        return count
 
     async def pending(self, after: GlobalSequence, limit: int) -> list[Event]:
         """Pending events with a higher sequence number, in order."""
@@ -47,7 +49,7 @@ class SQLiteBacklog:
             for row in connection.execute(_READ_PENDING, (after, limit)):
                 events.append(event_from_row(row))
                 size += len(row[3])
-                if size >= _MOST_CHARACTERS:
+                if size >= MOST_CHARACTERS:
                     break
             return events
 

@@ -21,14 +21,12 @@ class SQLiteEventQueue:
 
     def add(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
         """Store the drafts in the next commit, all or none."""
-        for draft in drafts:
-            if draft.status is None or draft.status is EventStatus.PENDING:
-                on_stored = self._announcing(on_stored)
-                break
+        if may_be_pending(drafts):
+            on_stored = self._announcing(on_stored)
         try:
             self._file.writer.insert(drafts, on_stored)
         except StoreError as error:
-            asyncio.get_running_loop().call_soon(on_stored, (), error)
+            asyncio.get_running_loop().call_soon(on_stored, (), (), error)
 
     def finish(self, sequence: GlobalSequence) -> None:
         """Mark a processing event done in some commit soon."""
@@ -48,15 +46,24 @@ class SQLiteEventQueue:
     async def release(self, sequences: Sequence[GlobalSequence]) -> None:
         """Put them back to pending, their attempts as they are."""
         values = (self._now(), sequences_to_json(sequences))
-        await self._file.write(lambda connection: connection.execute(_QUERIES["release_events"], values))
-        self._announce()
+        await self._file.write(
+            lambda connection: connection.execute(_QUERIES["release_events"], values), self._announce
+        )
 
     def _announcing(self, on_stored: OnStored) -> OnStored:
-        def announce_too(sequences: Sequence[int | None], error: StoreError | None) -> None:
-            on_stored(sequences, error)
+        def announce_too(
+            sequences: Sequence[int | None], versions: Sequence[int | None], error: StoreError | None
+        ) -> None:
+            on_stored(sequences, versions, error)
             self._announce()
 
         return announce_too
 
     def _now(self) -> str:
         return moment_to_text(self._clock.now())
+
+
+def may_be_pending(drafts: Sequence[Draft]) -> bool:
+    """Whether the in-process handlers may have work with them once they are stored."""
+    statuses = [draft.status for draft in drafts]
+    return None in statuses or EventStatus.PENDING in statuses

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from postbus.errors import StoreBusyError, StoreError, StoreFullError, StoreReadOnlyError
-from postbus.events import Draft, GlobalSequence
+from postbus.events import GlobalSequence
 from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.connection import patiently, translated_errors
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
-from postbus.stores.sqlite.jobs import Call, Insert, Job
+from postbus.stores.sqlite.inserting import LARGE_BATCH, LARGEST_STATEMENT, SMALLEST_GROUP, insert_events
+from postbus.stores.sqlite.jobs import Call, Insert, Job, TransactionLostError
 from postbus.stores.sqlite.rows import draft_to_row, drafts_to_json, moment_to_text, sequences_to_json
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
@@ -23,12 +24,8 @@ _CONCERNS_ALL = (StoreBusyError, StoreFullError, StoreReadOnlyError)
 _CHECKPOINT_PAGES = 2_000
 _LONGEST_LOG = 8_000
 _PAGES_PER_COMMIT = 5
-_PAGES_PER_EVENT = 0.15
-# A group with more payload is written event by event: SQLite takes no text of more than a gigabyte,
-# and the text of a group is one more copy of all its payloads.
-_LARGEST_STATEMENT = 16 * 1024 * 1024
-# Fewer events are written one by one: what a group costs beyond its events is more than that.
-_SMALLEST_GROUP = 4
+# A changed row, and an event that is written the short way.
+_PAGES_PER_CHANGE = 0.15
 
 
 class GroupCommit:
@@ -46,6 +43,8 @@ class GroupCommit:
             connection.execute(_QUERIES["create_single_view"])
             connection.execute(_QUERIES["create_single_trigger"])
             self._last_sequence = self._read_last_sequence()
+        self.head = self._last_sequence
+        """The last number of which this process knows that it is durable; read by other threads too."""
 
     def write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> bool:
         """Write all jobs, each of which learns its error, and the finished; whether the latter are written.
@@ -54,7 +53,7 @@ class GroupCommit:
         """
         try:
             with translated_errors(self._path):
-                self._write(jobs, finished)
+                self._write_until_kept(jobs, finished)
         except Exception as error:
             # Whatever it was, the callers hear of it and the thread lives on.
             if len(jobs) > 1 and not isinstance(error, _CONCERNS_ALL):
@@ -64,6 +63,7 @@ class GroupCommit:
             for job in jobs:
                 job.error = error if isinstance(error, StoreError) else StoreError(f"{self._path}: {error!r}")
             return False
+        self.head = self._last_sequence
         return True
 
     def checkpoint_if_due(self, is_owner: bool) -> None:
@@ -86,11 +86,24 @@ class GroupCommit:
     def note_foreign_commits(self) -> None:
         """Others have written, who leave the checkpoints to us."""
         self._pages_since_checkpoint += _PAGES_PER_COMMIT * 25
+        # Busy or damaged: the next write tells, and the next look reads it again.
+        with contextlib.suppress(sqlite3.Error):
+            self.head = self._last_sequence = self._read_last_sequence()
 
     def close(self) -> None:
         """Close the connection."""
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
+
+    def _write_until_kept(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
+        while True:
+            try:
+                self._write(jobs, finished)
+                return
+            except TransactionLostError:
+                # All that was written is undone, so it is written once more; each time the job that
+                # lost it does less, until it does nothing that can fail.
+                continue
 
     def _write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
         self._pages_since_checkpoint += _PAGES_PER_COMMIT
@@ -99,24 +112,42 @@ class GroupCommit:
             return
         self._begin()
         try:
+            changes_before = self._connection.total_changes
             if inserts:
                 self._last_sequence = self._read_last_sequence()
                 self._insert(inserts, finished)
             else:
                 self._finish(finished)
-                for job in jobs:
-                    self._write_job(job)
-            self._connection.execute("COMMIT")
+                self._write_jobs(jobs)
+            self._connection.execute(_QUERIES["commit"])
+            changes = self._connection.total_changes - changes_before
+            self._pages_since_checkpoint += changes * _PAGES_PER_CHANGE
         except BaseException:
             # SQLite has rolled back by itself after some errors.
             if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+                self._connection.execute(_QUERIES["rollback"])
             raise
+
+    def _write_jobs(self, jobs: Sequence[Job]) -> None:
+        """Events first, in as few statements as there can be; what the other jobs do does not touch them."""
+        inserts = [job for job in jobs if isinstance(job, Insert)]
+        if inserts:
+            self._last_sequence = insert_events(self._connection, inserts)
+        if len(inserts) == len(jobs):
+            return
+        for job in jobs:
+            if isinstance(job, Call):
+                job.run(self._connection)
+                if not self._connection.in_transaction:
+                    raise TransactionLostError
+        # They may have stored events too.
+        self._last_sequence = self._read_last_sequence()
 
     def _write_at_once(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
         """One statement that is its own transaction; whether the numbers were free and no one in the way."""
         try:
             self._insert(inserts, finished)
+            self._pages_since_checkpoint += sum([len(job.drafts) for job in inserts]) * _PAGES_PER_CHANGE
         except (sqlite3.IntegrityError, sqlite3.OperationalError) as error:
             code = error.sqlite_errorcode
             if code == sqlite3.SQLITE_CONSTRAINT_TRIGGER or code & 0xFF == sqlite3.SQLITE_BUSY:
@@ -129,7 +160,7 @@ class GroupCommit:
 
     def _begin_at_once(self) -> None:
         with translated_errors(self._path):
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute(_QUERIES["begin"])
 
     def _insert(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> None:
         drafts = [draft for job in inserts for draft in job.drafts]
@@ -145,33 +176,11 @@ class GroupCommit:
             job.sequences = range(next_sequence, next_sequence + len(job.drafts))
             next_sequence += len(job.drafts)
         self._last_sequence += len(drafts)
-        self._pages_since_checkpoint += len(drafts) * _PAGES_PER_EVENT
 
     def _finish(self, finished: Sequence[GlobalSequence]) -> None:
         if finished:
             values = (moment_to_text(self._clock.now()), sequences_to_json(finished))
             self._connection.execute(_QUERIES["finish_events"], values)
-
-    def _write_job(self, job: Job) -> None:
-        if isinstance(job, Call):
-            job.run(self._connection)
-        else:
-            job.sequences = [self._insert_one(draft) for draft in job.drafts]
-            self._pages_since_checkpoint += len(job.drafts) * _PAGES_PER_EVENT
-
-    def _insert_one(self, draft: Draft) -> int | None:
-        """Its number; None if it has a given id that is stored already."""
-        if draft.is_idempotent or draft.status is None:
-            query = _QUERIES["insert_event_once" if draft.is_idempotent else "insert_unrouted_event"]
-            row = self._connection.execute(query, draft_to_row(draft)).fetchone()
-            if row is None:
-                return None
-            self._last_sequence = int(row[0])
-        else:
-            row = draft_to_row(draft)
-            cursor = self._connection.execute(_QUERIES["insert_event"], (*row, row[-1]))
-            self._last_sequence = cursor.lastrowid or 0
-        return self._last_sequence
 
     def _read_last_sequence(self) -> int:
         return int(self._connection.execute(_QUERIES["last_sequence"]).fetchone()[0])
@@ -182,7 +191,10 @@ def _as_one_insert(jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> l
     inserts = [job for job in jobs if isinstance(job, Insert) and job.is_plain]
     if len(inserts) < len(jobs):
         return []
-    count = sum([len(job.drafts) for job in inserts])
-    if count < _SMALLEST_GROUP and (count != 1 or len(finished) > 1):
+    counts = [len(job.drafts) for job in inserts]
+    count = sum(counts)
+    if count < SMALLEST_GROUP and (count != 1 or len(finished) > 1):
         return []
-    return inserts if sum([job.size for job in inserts]) <= _LARGEST_STATEMENT else []
+    if count >= LARGE_BATCH and max(counts) >= LARGE_BATCH:
+        return []
+    return inserts if sum([job.size for job in inserts]) <= LARGEST_STATEMENT else []

@@ -6,42 +6,67 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from postbus.errors import PostbusError, StoreError
-from postbus.events import Draft
+from postbus.events import Draft, EventStatus
 from postbus.ports import OnStored
 
 T = TypeVar("T")
 
 
+class TransactionLostError(Exception):
+    """A job has made SQLite undo the whole transaction; it will not do so when it is run again."""
+
+
 class Insert:
     """Drafts to store, all or none."""
 
-    __slots__ = ("drafts", "error", "is_plain", "on_stored", "sequences", "size")
+    __slots__ = (
+        "drafts", "error", "has_streams", "is_plain", "on_stored", "sequences", "size", "unrouted_status",
+        "versions",
+    )  # fmt: skip
 
     def __init__(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
         self.drafts, self.on_stored = drafts, on_stored
         self.is_plain = True
-        """Whether every draft is new for certain."""
+        """Whether every draft is new for certain and uses only the columns that all events use."""
+        self.has_streams = False
         self.size = 0
         """Bytes of payload."""
         for draft in drafts:
             self.size += len(draft.payload_json)
-            if draft.is_idempotent:
+            if draft.stream_id is not None:
+                self.has_streams = True
+                self.is_plain = False
+            elif draft.is_idempotent or _has_more(draft):
                 self.is_plain = False
         self.sequences: Sequence[int | None] = ()
+        self.versions: Sequence[int | None] = ()
+        self.unrouted_status: EventStatus | None = None
+        """With which status drafts without one were stored, unless they are all plain."""
         self.error: StoreError | None = None
 
     def settle(self) -> None:
         """Tell the publisher, in the event loop."""
-        self.on_stored(() if self.error else self.sequences, self.error)
+        if self.error is None:
+            self.on_stored(self.sequences, self.versions, None)
+        else:
+            self.on_stored((), (), self.error)
 
 
 class Call(Generic[T]):
-    """Any other piece of work inside the transaction; it raises before it writes, or not at all."""
+    """Any other piece of work inside the transaction; if it raises, it has written nothing.
 
-    __slots__ = ("_future", "_result", "_run", "error")
+    *on_done* is called in the event loop once the work is durable, even if nobody waits for it any more.
+    """
 
-    def __init__(self, run: Callable[[sqlite3.Connection], T], future: "asyncio.Future[T]") -> None:
-        self._run, self._future = run, future
+    __slots__ = ("_future", "_on_done", "_result", "_run", "error")
+
+    def __init__(
+        self,
+        run: Callable[[sqlite3.Connection], T],
+        future: "asyncio.Future[T]",
+        on_done: Callable[[], None] | None = None,
+    ) -> None:
+        self._run, self._future, self._on_done = run, future, on_done
         self._result: T | None = None
         self.error: PostbusError | None = None
 
@@ -55,6 +80,8 @@ class Call(Generic[T]):
 
     def settle(self) -> None:
         """Tell the caller, in the event loop."""
+        if self.error is None and self._on_done is not None:
+            self._on_done()
         if self._future.done():
             return
         if self.error is not None:
@@ -64,3 +91,12 @@ class Call(Generic[T]):
 
 
 Job = Insert | Call[object]
+
+
+def _has_more(draft: Draft) -> bool:
+    return (
+        draft.actor_id is not None
+        or draft.correlation_id is not None
+        or draft.causation_id is not None
+        or draft.schema_version is not None
+    )

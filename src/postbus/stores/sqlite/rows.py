@@ -6,20 +6,44 @@ from typing import Any
 
 import msgspec
 
-from postbus.events import Draft, Event, EventStatus, GlobalSequence, SubscriptionRow, UndecodablePayload
+from postbus.events import (
+    Checkpoint,
+    DeadLetter,
+    Draft,
+    Event,
+    EventStatus,
+    GlobalSequence,
+    SubscriberId,
+    SubscriptionRow,
+    UndecodablePayload,
+)
 
-# The order in which event_from_row reads them.
+# The order in which event_from_row reads them: what most events lack comes last.
 COLUMNS = (
-    "global_sequence, id, type, payload, status, retry_count, last_error, metadata, created_at, dlq_at, "
+    "global_sequence, id, type, payload, created_at, status, retry_count, last_error, metadata, dlq_at, "
     "stream_id, stream_version, actor_id, purger_id, purged_at, correlation_id, causation_id, schema_version"
 )
+# Both kinds of dead letter in one shape: the columns of the event, then those of the dead letter.
+HANDLER_COLUMNS = f"{COLUMNS}, id, NULL, NULL, resolved_at, resolved_by, notes"
+SUBSCRIBER_COLUMNS = (
+    "global_sequence, event_id, event_type, payload, event_created_at, 'dlq', retry_count, error_history, "
+    "metadata, created_at, stream_id, stream_version, actor_id, purger_id, purged_at, correlation_id, "
+    "causation_id, schema_version, id, subscriber_id, last_retry_at, resolved_at, resolved_by, notes"
+)
+_COLUMN_COUNT = 18
+# Fewer events at a time where they are large, so that a backlog of any kind fits into memory.
+MOST_CHARACTERS = 8 * 1024 * 1024
 
 _UNKNOWN_MOMENT = datetime.fromtimestamp(0, UTC)
 _ONE_SECOND = timedelta(seconds=1)
+_STATUSES = {status.value: status for status in EventStatus}
+# From retry_count on: an event without attempts, metadata, stream and so on.
+_NOTHING_MORE = (0, *[None] * 11)
 
 _decode = msgspec.json.Decoder().decode
 _decode_strings = msgspec.json.Decoder(dict[str, str]).decode
 _encode = msgspec.json.Encoder().encode
+_parse_moment = datetime.fromisoformat
 
 
 class _MomentFormat:
@@ -64,6 +88,11 @@ def drafts_to_json(drafts: Iterable[Draft]) -> str:
     return _encode([draft_to_row(draft) for draft in drafts]).decode()
 
 
+def to_json(value: object) -> str:
+    """Anything as one bound value, however long it is."""
+    return _encode(value).decode()
+
+
 def sequences_to_json(sequences: Iterable[GlobalSequence]) -> str:
     """Sequence numbers as one bound value, however many there are."""
     return _encode(list(sequences)).decode()
@@ -71,16 +100,97 @@ def sequences_to_json(sequences: Iterable[GlobalSequence]) -> str:
 
 def event_from_row(row: tuple[Any, ...]) -> Event:
     """The event of a row read with COLUMNS."""
+    # Catching up lives on this function, and most events are plain: what they lack is not even looked at.
+    try:
+        created_at = _parse_moment(row[4])
+        if row[6:] == _NOTHING_MORE and created_at.tzinfo is not None:
+            return Event(
+                global_sequence=row[0],
+                id=row[1],
+                type=row[2],
+                payload=_decode(row[3]),
+                created_at=created_at,
+                status=_STATUSES[row[5]],
+            )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        # Another program wrote it; which part is wrong is found out below. (Msgspec's are ValueErrors.)
+        pass
+    return _event_from_full_row(row)
+
+
+def event_from_draft(
+    draft: Draft, sequence: int, version: int | None, unrouted_status: EventStatus | None
+) -> Event:
+    """The event as which a draft was stored."""
+    return Event(
+        global_sequence=GlobalSequence(sequence),
+        id=draft.id,
+        type=draft.type,
+        payload=_decode(draft.payload_json),
+        created_at=draft.created_at,
+        status=draft.status or unrouted_status or EventStatus.PENDING,
+        metadata=None if draft.metadata is None else dict(draft.metadata),
+        stream_id=draft.stream_id,
+        stream_version=version,
+        actor_id=draft.actor_id,
+        correlation_id=draft.correlation_id,
+        causation_id=draft.causation_id,
+        schema_version=draft.schema_version,
+    )
+
+
+def dead_letter_from_row(row: tuple[Any, ...]) -> DeadLetter:
+    """The dead letter of a row read with HANDLER_COLUMNS or SUBSCRIBER_COLUMNS."""
+    event = event_from_row(row[:_COLUMN_COUNT])
+    return DeadLetter(
+        **{name: getattr(event, name) for name in event.__struct_fields__},
+        dead_letter_id=row[18],
+        subscriber_id=row[19],
+        last_retry_at=_moment(row[20]),
+        resolved_at=_moment(row[21]),
+        resolved_by=row[22],
+        notes=row[23],
+    )
+
+
+def checkpoint_from_row(row: tuple[Any, ...]) -> Checkpoint:
+    """The checkpoint of a read_checkpoint row."""
+    return Checkpoint(
+        subscriber_id=SubscriberId(row[0]),
+        position=GlobalSequence(row[1]),
+        event_id=row[2],
+        updated_at=_moment(row[3]) or _UNKNOWN_MOMENT,
+        epoch=row[4],
+        was_interrupted=bool(row[5]),
+        attempt_sequence=row[6],
+        attempt_count=row[7],
+    )
+
+
+def payload_to_text(payload: object) -> str:
+    """A payload as JSON again; what a handler's type made of it at least as words."""
+    try:
+        return to_json(payload)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
+        return to_json(repr(payload))
+
+
+def subscription_from_row(row: tuple[Any, ...]) -> SubscriptionRow:
+    """The subscription of a read_subscriptions row."""
+    return SubscriptionRow(id=row[0], event_type=row[1], created_at=datetime.fromisoformat(row[2]))
+
+
+def _event_from_full_row(row: tuple[Any, ...]) -> Event:
     return Event(
         global_sequence=GlobalSequence(row[0]),
         id=row[1],
         type=row[2],
         payload=_decode_payload(row[3]),
-        status=EventStatus(row[4]),
-        retry_count=row[5],
-        last_error=row[6],
-        metadata=_decode_metadata(row[7]),
-        created_at=_moment(row[8]) or _UNKNOWN_MOMENT,
+        created_at=_moment(row[4]) or _UNKNOWN_MOMENT,
+        status=EventStatus(row[5]),
+        retry_count=row[6],
+        last_error=row[7],
+        metadata=_decode_metadata(row[8]),
         dlq_at=_moment(row[9]),
         stream_id=row[10],
         stream_version=row[11],
@@ -91,11 +201,6 @@ def event_from_row(row: tuple[Any, ...]) -> Event:
         causation_id=row[16],
         schema_version=row[17],
     )
-
-
-def subscription_from_row(row: tuple[Any, ...]) -> SubscriptionRow:
-    """The subscription of a read_subscriptions row."""
-    return SubscriptionRow(id=row[0], event_type=row[1], created_at=datetime.fromisoformat(row[2]))
 
 
 def _decode_payload(text: Any) -> Any:

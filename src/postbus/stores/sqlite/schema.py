@@ -7,10 +7,39 @@ from pathlib import Path
 from postbus.errors import NotADatabaseError, SchemaTooNewError
 from postbus.stores.named_queries import load_queries
 
-VERSION = 1
+VERSION = 2
 
 _SCHEMA = load_queries("postbus.stores.sqlite", "schema.sql")
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
+# What a file of version 1 lacks, in this order. The events themselves are not written anew.
+_ADDED_IN_2 = [
+    *(_QUERIES[name] for name in ("add_resolved_at", "add_resolved_by", "add_notes")),
+    *(_QUERIES[name] for name in ("drop_old_count_buried", "drop_old_count_deleted")),
+    *(
+        _SCHEMA[name]
+        for name in (
+            "index_unresolved_dead_letters",
+            "index_streams",
+            "count_buried_events",
+            "count_deleted_dead_letters",
+            "create_deleted_versions",
+            "keep_deleted_versions",
+            "create_checkpoints",
+            "create_subscriber_dead_letters",
+            "index_subscriber_dead_letters_by_age",
+            "index_subscriber_dead_letters_by_event",
+            "index_subscriber_dead_letters_by_type",
+            "index_unresolved_subscriber_dead_letters",
+            "index_dead_letters_of_subscriber",
+            "index_wanted_retries",
+            "create_subscriber_dead_letter_count",
+            "count_new_subscriber_dead_letters",
+            "count_resolved_subscriber_dead_letters",
+            "count_deleted_subscriber_dead_letters",
+            "create_states",
+        )
+    ),
+]
 _SPECIFIED_COLUMNS = {
     "id", "type", "payload", "status", "retry_count", "last_error", "metadata", "created_at", "updated_at",
 }  # fmt: skip
@@ -31,7 +60,11 @@ def migrate(connection: sqlite3.Connection, path: Path, now: datetime) -> None:
         connection.execute(_SCHEMA["create_schema_versions"])
         # Asked again under the lock: another process may have migrated meanwhile.
         if not _is_up_to_date(connection, path):
-            _create_tables(connection, path)
+            if _version(connection) is None:
+                _create_tables(connection, path)
+            else:
+                for statement in _ADDED_IN_2:
+                    connection.execute(statement)
             connection.execute(_QUERIES["record_schema_version"], (VERSION, now.isoformat()))
         connection.execute("COMMIT")
     except BaseException:
@@ -42,12 +75,17 @@ def migrate(connection: sqlite3.Connection, path: Path, now: datetime) -> None:
 
 
 def _is_up_to_date(connection: sqlite3.Connection, path: Path) -> bool:
-    if not _columns(connection, "postbus_schema"):
-        return False
-    (found,) = connection.execute(_QUERIES["schema_version"]).fetchone()
+    found = _version(connection)
     if found is not None and found > VERSION:
         raise SchemaTooNewError(str(path), found, VERSION)
-    return found is not None
+    return found == VERSION
+
+
+def _version(connection: sqlite3.Connection) -> int | None:
+    if not _columns(connection, "postbus_schema"):
+        return None
+    (found,) = connection.execute(_QUERIES["schema_version"]).fetchone()
+    return None if found is None else int(found)
 
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:

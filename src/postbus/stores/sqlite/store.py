@@ -5,31 +5,43 @@ import atexit
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self, TypeVar
 
 from postbus.clock import SystemClock
-from postbus.errors import BusLoopError, EventNotFoundError, InvalidConfigError, StoreClosedError
-from postbus.events import Event
+from postbus.config import DEFAULT_MAX_PAYLOAD_BYTES
+from postbus.drafting import Drafts
+from postbus.errors import (
+    BusLoopError,
+    InvalidConfigError,
+    InvalidEventFieldError,
+    InvalidPageError,
+    StoreClosedError,
+)
+from postbus.events import Event, EventStatus, GlobalSequence
+from postbus.ids import new_event_id
 from postbus.ports import Clock
-from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.backlog import SQLiteBacklog
+from postbus.stores.sqlite.checkpoints import SQLiteCheckpoints
 from postbus.stores.sqlite.connection import open_connection, patiently, translated_errors
 from postbus.stores.sqlite.dead_letters import SQLiteDeadLetters
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
+from postbus.stores.sqlite.event_log import SQLiteEventLog
 from postbus.stores.sqlite.event_queue import SQLiteEventQueue
 from postbus.stores.sqlite.group_commit import GroupCommit
-from postbus.stores.sqlite.nudge import Nudge
-from postbus.stores.sqlite.rows import COLUMNS, event_from_row
+from postbus.stores.sqlite.guard import TransactionGuard
+from postbus.stores.sqlite.reader import Reader
 from postbus.stores.sqlite.schema import check_ours, migrate
+from postbus.stores.sqlite.states import SQLiteStateTable
+from postbus.stores.sqlite.subscriber_locks import FileSubscriberLocks
 from postbus.stores.sqlite.subscriptions import SQLiteSubscriptionTable
+from postbus.stores.sqlite.wake_up import FileWakeUps
 from postbus.stores.sqlite.writer import Writer
 
-_QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
-_READ_EVENT = _QUERIES["read_event"].format(columns=COLUMNS)
 _DURABILITY = ("FULL", "NORMAL", "EXTRA")
+# Larger than this SQLite takes no number.
+_LARGEST_NUMBER = 2**63 - 1
 
 T = TypeVar("T")
 _Opened = tuple[sqlite3.Connection, GroupCommit]
@@ -51,46 +63,103 @@ class SQLiteStore:
         self._clock: Clock = clock or SystemClock()
         self._opening = asyncio.Lock()
         self._writer: Writer | None = None
+        self._reader: Reader | None = None
+        self._commit: GroupCommit | None = None
         self._was_closed = False
-        self._is_closing = threading.Event()
         self._process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._reader: ThreadPoolExecutor | None = None
-        self._reading: sqlite3.Connection | None = None
+        self._wake_ups = FileWakeUps(self.path)
+        self._drafts = Drafts(_status_for, self._clock, new_event_id, DEFAULT_MAX_PAYLOAD_BYTES)
+        self.guard = TransactionGuard()
         self.dispatch_lock = FileDispatchLock(self.path)
+        self.subscriber_locks = FileSubscriberLocks(self.path)
         self.backlog = SQLiteBacklog(self, self._clock, self.dispatch_lock)
-        self.queue = SQLiteEventQueue(self, self._clock, self.backlog.announce)
+        announce = self.backlog.announce
+        self.queue = SQLiteEventQueue(self, self._clock, announce)
         self.subscriptions = SQLiteSubscriptionTable(self)
-        self.dead_letters = SQLiteDeadLetters(self, self._clock, self.backlog.announce)
+        self.log = SQLiteEventLog(self, self._clock, announce)
+        self.dead_letters = SQLiteDeadLetters(self, self._clock, announce, self.log.wake)
+        self.checkpoints = SQLiteCheckpoints(self, self._clock, announce)
+        self.states = SQLiteStateTable(self, self._clock)
 
     async def open(self) -> None:
         """Open or create the file and bring its schema up to date. Idempotent."""
         async with self._opening:
             if self._writer is None:
-                writing, commit = await self._connect()
+                writing, self._commit = await self._connect()
                 self.backlog.begin_watching(writing)
                 self._writer = Writer(
-                    self.path, commit, self.backlog.look, lambda: self.dispatch_lock.is_held
+                    self.path,
+                    self._commit,
+                    tick=self.backlog.look,
+                    is_owner=lambda: self.dispatch_lock.is_held,
+                    on_growth=self.log.wake,
+                    announce=self._wake_ups.announce,
                 )
-                self._reader = ThreadPoolExecutor(1, f"postbus reader {self.path.name}")
+                self._reader = Reader(self.path, self._synchronous)
                 self._was_closed = False
-                self._is_closing.clear()
                 self._process, self._loop = os.getpid(), asyncio.get_running_loop()
                 atexit.register(self._close_files)
+                if self.log.is_watched:
+                    self.listen_to_others()
 
     async def close(self) -> None:
-        """Write what is waiting, let the dispatch go and close. Idempotent."""
+        """Write what is waiting, let all locks go and close. Idempotent."""
         async with self._opening:
             self.backlog.watch(None)
+            self.log.forget_watchers()
             self._was_closed = True
             await asyncio.to_thread(self._close_files)
 
+    async def append(
+        self, stream_id: str, events: Iterable[object], *, expected_version: int | None = None
+    ) -> list[Event]:
+        """Store events at the end of a stream, all or none; the stored events, in order.
+
+        *expected_version* is where the stream must be: 0 if it must not exist yet, None for anywhere.
+        An event is (type, payload), (type, payload, metadata) or a NewEvent. WrongExpectedVersionError.
+        """
+        return await self.log.append(self._drafts.draft_stream(stream_id, events, expected_version))
+
+    async def read_stream(
+        self, stream_id: str, from_version: int = 1, to_version: int | None = None
+    ) -> list[Event]:
+        """The events of a stream in the order of their versions, both bounds included."""
+        _check_number("from_version", from_version, at_least=1)
+        if to_version is not None:
+            _check_number("to_version", to_version, at_least=0)
+        return await self.log.read_stream(stream_id, from_version, to_version)
+
+    async def read_all(self, after: int = 0, limit: int = 100) -> list[Event]:
+        """At most *limit* events with a higher global sequence, in order."""
+        _check_number("after", after, at_least=0)
+        _check_number("limit", limit, at_least=0)
+        await self.open_on_first_use()
+        # So that what was finished in this process shows as done.
+        await self.writer.flush()
+        events: list[Event] = []
+        position = GlobalSequence(after)
+        while len(events) < limit:
+            page = await self.log.read(position, limit - len(events), None)
+            if page.up_to == position:
+                break
+            events += page.events
+            position = page.up_to
+        return events
+
     async def get(self, event_id: str) -> Event:
         """The event with this id. EventNotFoundError."""
-        row = await self.read(lambda connection: connection.execute(_READ_EVENT, (event_id,)).fetchone())
-        if row is None:
-            raise EventNotFoundError(event_id)
-        return event_from_row(row)
+        return await self.log.get(event_id)
+
+    async def head(self) -> GlobalSequence:
+        """The highest global sequence that was ever used; 0 if there is none."""
+        return await self.log.head()
+
+    async def purge(self, event_id: str, purger_id: str) -> None:
+        """Take the payload of an event away; that it happened stays. EventNotFoundError."""
+        if not isinstance(purger_id, str) or not purger_id:
+            raise InvalidEventFieldError("purger_id", purger_id, "a string that says who takes it away")
+        await self.log.purge(event_id, purger_id)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -99,6 +168,8 @@ class SQLiteStore:
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
+    # What the ports need.
+
     @property
     def writer(self) -> Writer:
         """The writing thread of an open store."""
@@ -106,33 +177,38 @@ class SQLiteStore:
             raise StoreClosedError(f"the store on {self.path} is closed; await store.open() first")
         return self._writer
 
-    async def write(self, run: Callable[[sqlite3.Connection], T]) -> T:
+    @property
+    def known_head(self) -> int:
+        """The last number of which this process knows that it is durable."""
+        return 0 if self._commit is None else self._commit.head
+
+    def listen_to_others(self) -> None:
+        """Have other processes wake this one as soon as they have written, once the store is open."""
+        if self._writer is not None and not self._wake_ups.is_listening:
+            self._wake_ups.listen(self._writer.look_now)
+
+    async def write(
+        self, run: Callable[[sqlite3.Connection], T], on_done: Callable[[], None] | None = None
+    ) -> T:
         """Run something inside a transaction, opening the store on first use."""
-        await self._open_on_first_use()
-        return await self.writer.call(run)
+        await self.open_on_first_use()
+        return await self.writer.call(run, on_done)
 
     async def read(self, run: Callable[[sqlite3.Connection], T]) -> T:
         """Run a query beside the writer, after what this process has written so far."""
-        await self._open_on_first_use()
+        await self.open_on_first_use()
         await self.writer.flush()
         return await self.read_committed(run)
 
     async def read_committed(self, run: Callable[[sqlite3.Connection], T]) -> T:
         """Run a query beside the writer on what is committed at this moment."""
-        await self._open_on_first_use()
-        loop = asyncio.get_running_loop()
-        nudge = Nudge(loop, lambda: not reading.done())
-        reading = loop.run_in_executor(self._reader, self._read_and_tell, run, nudge)
-        nudge.arm()
-        return await reading
+        await self.open_on_first_use()
+        if self._reader is None:
+            raise StoreClosedError(f"the store on {self.path} is closed; await store.open() first")
+        return await self._reader.read(run)
 
-    def _read_and_tell(self, run: Callable[[sqlite3.Connection], T], nudge: Nudge) -> T:
-        try:
-            return patiently(lambda: self._read(run), self._is_closing)
-        finally:
-            nudge.tell()
-
-    async def _open_on_first_use(self) -> None:
+    async def open_on_first_use(self) -> None:
+        """Open the file unless it is open, or was closed on purpose."""
         # Not again after close(): a handler that outlives its bus must not open the file behind its back.
         if self._writer is None and not self._was_closed:
             await self.open()
@@ -151,14 +227,6 @@ class SQLiteStore:
                 f"the store on {self.path} was opened in another event loop; make one for each event loop"
             )
 
-    def _read(self, run: Callable[[sqlite3.Connection], T]) -> T:
-        if self._writer is None:
-            raise StoreClosedError(f"the store on {self.path} is closed; await store.open() first")
-        with translated_errors(self.path):
-            if self._reading is None:
-                self._reading = open_connection(self.path, self._synchronous, read_only=True)
-            return run(self._reading)
-
     async def _connect(self) -> _Opened:
         given_up = threading.Event()
         opening = asyncio.get_running_loop().run_in_executor(None, patiently, self._open_connection, given_up)
@@ -175,6 +243,7 @@ class SQLiteStore:
         try:
             with translated_errors(self.path):
                 migrate(connection, self.path, self._clock.now())
+            self.guard.install(connection)
             return connection, GroupCommit(self.path, connection, self._clock)
         except BaseException:
             connection.close()
@@ -185,17 +254,25 @@ class SQLiteStore:
         if os.getpid() != self._process:
             # A forked child has neither the threads nor a right to the connections, not even to close them.
             return
-        self._is_closing.set()
         writer, self._writer = self._writer, None
         reader, self._reader = self._reader, None
         if reader is not None:
-            reader.shutdown()
-        if self._reading is not None:
-            self._reading.close()
-            self._reading = None
+            reader.close()
         if writer is not None:
             writer.close()
+        self._wake_ups.close()
+        self.subscriber_locks.release_all()
         self.dispatch_lock.release()
+
+
+def _status_for(event_type: str, *, wait: bool) -> EventStatus | None:  # noqa: ARG001
+    # The store itself knows whether there are subscriptions that wait for it.
+    return None
+
+
+def _check_number(name: str, value: object, *, at_least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= _LARGEST_NUMBER:
+        raise InvalidPageError(name, value, f"a whole number of {at_least} or more")
 
 
 def _close_unwanted(opening: "asyncio.Future[_Opened]") -> None:

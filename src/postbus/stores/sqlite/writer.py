@@ -6,6 +6,7 @@ for each event would let concurrent publishers wait for each other's disk.
 
 import asyncio
 import contextlib
+import enum
 import logging
 import os
 import queue
@@ -50,16 +51,30 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
+class _Look(enum.Enum):
+    NOW = enum.auto()
+
+
 class Writer:
     """Runs a GroupCommit in a thread. Everything public is called in the event loop."""
 
     def __init__(
-        self, path: Path, commit: GroupCommit, tick: Callable[[], bool], is_owner: Callable[[], bool]
+        self,
+        path: Path,
+        commit: GroupCommit,
+        tick: Callable[[], bool],
+        is_owner: Callable[[], bool],
+        on_growth: Callable[[], None],
+        announce: Callable[[], None],
     ) -> None:
+        """*on_growth* is called in the event loop when the log may have grown, here or by other processes;
+        *announce* in the writer's thread when this process has stored events."""
         self._path, self._commit, self._tick, self._is_owner = path, commit, tick, is_owner
+        self._on_growth, self._announce = on_growth, announce
+        self._told_head = commit.head
         self._loop = asyncio.get_running_loop()
         self._fork_count = _fork_count
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | _Look | None] = queue.SimpleQueue()
         self._unsettled = 0
         self._finished: deque[GlobalSequence] = deque()
         self._is_flush_due = False
@@ -83,11 +98,22 @@ class Writer:
         if self._is_idle and is_new_group and self._jobs.qsize() >= self._hand_over_at:
             self._hand_over()
 
-    async def call(self, run: Callable[[sqlite3.Connection], T]) -> T:
+    def insert_one(self, job: Insert) -> None:
+        """Store the drafts of a job that its maker wants to look at afterwards."""
+        self._submit(job)
+
+    async def call(
+        self, run: Callable[[sqlite3.Connection], T], on_done: Callable[[], None] | None = None
+    ) -> T:
         """Run something inside the next transaction and return its result once that is durable."""
         future: asyncio.Future[T] = self._loop.create_future()
-        self._submit(Call(run, future))  # type: ignore[arg-type]
+        self._submit(Call(run, future, on_done))  # type: ignore[arg-type]
         return await future
+
+    def look_now(self) -> None:
+        """Somebody says that another process has written: no need to wait for the next look."""
+        if not self._is_closed:
+            self._jobs.put(_Look.NOW)
 
     def finish(self, sequence: GlobalSequence) -> None:
         """Mark an event done in some commit soon; its own commit would cost a third of the speed."""
@@ -154,11 +180,14 @@ class Writer:
         self._taken.wait(_HAND_OVER_SECONDS)
         self._is_handing_over = False
 
-    def _settle(self, jobs: Sequence[Job]) -> None:
+    def _settle(self, jobs: Sequence[Job], head: int) -> None:
         self._unsettled -= len(jobs)
         self._nudge.hear()
         for job in jobs:
             job.settle()
+        if head != self._told_head:
+            self._told_head = head
+            self._on_growth()
 
     # From here on: the writer's thread.
 
@@ -166,33 +195,41 @@ class Writer:
         is_open = True
         looked_at = time.monotonic()
         while is_open:
-            jobs, is_open = self._take_jobs()
+            jobs, is_open, is_look_due = self._take_jobs()
             if jobs:
                 self._write(jobs)
             self._commit.checkpoint_if_due(self._is_owner())
-            if time.monotonic() - looked_at >= _TICK:
-                if self._tick():
-                    self._commit.note_foreign_commits()
+            if is_look_due or time.monotonic() - looked_at >= _TICK:
+                self._look()
                 looked_at = time.monotonic()
         # No further commit comes along for them.
         self._write([])
         self._commit.close()
 
-    def _take_jobs(self) -> tuple[list[Job], bool]:
-        """Everything that has queued up, and whether there will be more."""
+    def _look(self) -> None:
+        if self._tick():
+            self._commit.note_foreign_commits()
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._on_growth)
+
+    def _take_jobs(self) -> tuple[list[Job], bool, bool]:
+        """Everything that has queued up, whether there will be more, and whether to look for others' work."""
         try:
             self._is_idle = True
             first = self._jobs.get(timeout=_TICK)
         except queue.Empty:
-            return [], True
+            return [], True, False
         finally:
             self._is_idle = False
         # Nobody else takes any, so as many as there are now can be taken without waiting.
         taken = [first, *[self._jobs.get() for _ in range(self._jobs.qsize())]]
-        jobs = [job for job in taken if job is not None]
-        return jobs, len(jobs) == len(taken)
+        jobs = [job for job in taken if job is not None and job is not _Look.NOW]
+        if len(jobs) == len(taken):
+            return jobs, True, False
+        return jobs, None not in taken, _Look.NOW in taken
 
     def _write(self, jobs: list[Job]) -> None:
+        head_before = self._commit.head
         finished = [self._finished.popleft() for _ in range(len(self._finished))]
         self._hand_over_at = max(_LEAST_HAND_OVER, len(jobs) // 2)
         if self._is_handing_over:
@@ -202,9 +239,12 @@ class Writer:
             self._finished.extendleft(reversed(finished))
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._flush_later)
+        head = self._commit.head
         if jobs:
             self._written_count += 1
             self._nudge.tell()
             # The loop may be closed already when a program ends without shutdown().
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._settle, jobs)
+                self._loop.call_soon_threadsafe(self._settle, jobs, head)
+        if head != head_before:
+            self._announce()

@@ -1,0 +1,48 @@
+"""A bus on each kind of store, on a clock that stands still."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postbus import EventBus
+from postbus.ports import Store
+from postbus.testing import ManualClock
+from tests.delivery.fixtures import no_error_is_lost
+from tests.delivery.steps import A_DAY, soon
+from tests.durable.steps import DATABASES, Database, MakeBus
+
+__all__ = ["no_error_is_lost"]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Stands still until it is moved."""
+    return ManualClock()
+
+
+@pytest.fixture(params=DATABASES)
+def database(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Database:
+    """What outlives a bus: one of each kind."""
+    return DATABASES[request.param](tmp_path, clock)
+
+
+@pytest.fixture
+async def make_bus(database: Database, clock: ManualClock) -> AsyncIterator[MakeBus]:
+    """Makes buses on the database of this test, without jitter, and shuts them down."""
+    made: list[EventBus] = []
+
+    def make(store: Store | None = None, **options: Any) -> EventBus:
+        settings: dict[str, Any] = {
+            "clock": clock,
+            "noise": lambda: 0.0,
+            "handler_timeout": A_DAY,
+            "shutdown_timeout": A_DAY,
+        }
+        made.append(EventBus(store or database.new_store(), **{**settings, **options}))
+        return made[-1]
+
+    yield make
+    for bus in made:
+        await soon(bus.shutdown())

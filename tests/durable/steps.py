@@ -1,0 +1,164 @@
+"""What the tests of durable subscribers share: databases, handlers, and ports that fail."""
+
+import asyncio
+import inspect
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from postbus import Checkpoint, DeadLetter, EventBus, InMemoryStore, SQLiteStore, StoreClosedError
+from postbus.events import SubscriberId
+from postbus.ports import Clock, Store
+from postbus.testing import ManualClock
+from tests.contracts.backends import EventStore
+from tests.delivery.steps import begin, soon
+
+ID = "mail"
+
+
+class MakeBus(Protocol):
+    """Makes a bus on the database of the test."""
+
+    def __call__(self, store: Store | None = None, **options: Any) -> EventBus: ...
+
+
+class Database(Protocol):
+    """What outlives a bus."""
+
+    def new_store(self) -> EventStore:
+        """A store for one bus at a time."""
+        ...
+
+
+class MemoryDatabase:
+    """Closed and opened again it has the same events, as a file would."""
+
+    def __init__(self, _: Path, clock: Clock) -> None:
+        self._store = InMemoryStore(clock=clock)
+
+    def new_store(self) -> EventStore:
+        return self._store
+
+
+class SQLiteDatabase:
+    """A file."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self.path, self._clock = folder / "events.db", clock
+
+    def new_store(self) -> EventStore:
+        return SQLiteStore(self.path, clock=self._clock)
+
+
+DATABASES: dict[str, Callable[[Path, Clock], Database]] = {
+    "memory": MemoryDatabase,
+    "sqlite": SQLiteDatabase,
+}
+
+
+class FaultyPort:
+    """A port of a store, some of whose calls fail."""
+
+    def __init__(self, port: object) -> None:
+        self._port = port
+        self._errors: dict[str, Iterator[Exception]] = {}
+        self._on_call: dict[str, Callable[[], Awaitable[object]]] = {}
+
+    def fail(self, method: str, error: Exception, times: int = 1_000_000) -> None:
+        """Let the next calls raise this error and do nothing."""
+        self._errors[method] = itertools.repeat(error, times)
+
+    def mend(self, method: str) -> None:
+        """Let it work again."""
+        self._errors.pop(method, None)
+
+    def before(self, method: str, step: Callable[[], Awaitable[object]]) -> None:
+        """Take this step before each call."""
+        self._on_call[method] = step
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._port, name)
+        if not inspect.iscoroutinefunction(real):
+            return real
+
+        async def call(*values: Any, **named: Any) -> Any:
+            if name in self._on_call:
+                await self._on_call[name]()
+            if (error := next(self._errors.get(name, iter(())), None)) is not None:
+                raise error
+            return await real(*values, **named)
+
+        return call
+
+
+class FaultyStore:
+    """A store whose log, checkpoints and dead letters may be made to fail."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.log = FaultyPort(store.log)
+        self.checkpoints = FaultyPort(store.checkpoints)
+        self.dead_letters = FaultyPort(store.dead_letters)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def faulty(database: Database) -> Any:
+    """A store of this database that may be made to fail; Any: a Store and a FaultyStore."""
+    return FaultyStore(database.new_store())
+
+
+@asynccontextmanager
+async def opened(database: Database) -> AsyncIterator[EventStore]:
+    """The database while no bus runs on it."""
+    store = database.new_store()
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def checkpoint_of(bus: EventBus, subscriber_id: str = ID) -> Checkpoint:
+    """What is written in the database."""
+    checkpoint = await bus.store.checkpoints.load(SubscriberId(subscriber_id))
+    assert checkpoint is not None, f"{subscriber_id} has no checkpoint"
+    return checkpoint
+
+
+async def position_of(bus: EventBus, subscriber_id: str = ID) -> int:
+    """The position that is written in the database; 0 if there is none."""
+    checkpoint = await bus.store.checkpoints.load(SubscriberId(subscriber_id))
+    return 0 if checkpoint is None else checkpoint.position
+
+
+async def letters_of(bus: EventBus, subscriber_id: str = ID) -> Sequence[DeadLetter]:
+    """The unresolved dead letters of a subscriber, newest first."""
+    page = await bus.store.dead_letters.page(100, 0, SubscriberId(subscriber_id))
+    return page.events
+
+
+async def publish_numbers(bus: EventBus, *numbers: int, type: str = "order.placed") -> None:
+    """Events whose payloads are these numbers, in one transaction."""
+    await bus.publish_many([(type, number) for number in numbers])
+
+
+async def pass_time(clock: ManualClock, seconds: float) -> None:
+    """Move the time as soon as somebody sleeps."""
+    await clock.wait_for_sleepers(1)
+    await clock.advance(seconds)
+
+
+async def crash(bus: EventBus) -> None:
+    """End a bus on a FaultyStore as SIGKILL would: from here on nothing of it gets into the database."""
+    store = cast(FaultyStore, bus.store)
+    for method in ("save", "process", "release", "claim"):
+        store.checkpoints.fail(method, StoreClosedError("the process has ended"))
+    # Cancelled, it does not wait for handlers.
+    stopping = await begin(bus.shutdown())
+    stopping.cancel()
+    await asyncio.wait([stopping])
+    await soon(bus.shutdown())
