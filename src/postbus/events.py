@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, NewType
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NewType
 
 import msgspec
 
@@ -18,6 +18,8 @@ else:
     T = TypeVar("T")
 
 GlobalSequence = NewType("GlobalSequence", int)
+# Aware, also where events are decoded from JSON.
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 SubscriberId = NewType("SubscriberId", str)
 
 
@@ -36,7 +38,7 @@ class Event(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     id: str
     type: str
     payload: T = None  # type: ignore[assignment]
-    created_at: datetime
+    created_at: Moment
     status: EventStatus = EventStatus.PENDING
     retry_count: int = 0
     last_error: str | None = None
@@ -46,8 +48,8 @@ class Event(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     global_sequence: GlobalSequence | None = None
     actor_id: str | None = None
     purger_id: str | None = None
-    purged_at: datetime | None = None
-    dlq_at: datetime | None = None
+    purged_at: Moment | None = None
+    dlq_at: Moment | None = None
     correlation_id: str | None = None
     causation_id: str | None = None
     schema_version: int | None = None

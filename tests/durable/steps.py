@@ -152,6 +152,13 @@ async def pass_time(clock: ManualClock, seconds: float) -> None:
     await clock.advance(seconds)
 
 
+async def try_again(clock: ManualClock, times: int = 1) -> None:
+    """Let the one who sleeps sleep it out, and again."""
+    for _ in range(times):
+        await clock.wait_for_sleepers(1)
+        await clock.advance(clock.sleeps[-1])
+
+
 async def crash(bus: EventBus) -> None:
     """End a bus on a FaultyStore as SIGKILL would: from here on nothing of it gets into the database."""
     store = cast(FaultyStore, bus.store)

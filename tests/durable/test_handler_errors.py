@@ -63,22 +63,6 @@ async def test_it_is_an_attempt_that_failed(
     assert letter.errors[0].startswith(text)
 
 
-async def test_a_plain_function_that_ends_its_thread_has_failed(make_bus: MakeBus) -> None:
-    """sys.exit() in a handler's thread does not end the program."""
-    bus = make_bus()
-
-    def leave(event: Event) -> None:
-        if event.payload == 1:
-            raise SystemExit(3)
-
-    bus.subscribe("*", leave, id=ID, retry=ONCE)
-    await publish_numbers(bus, 1, 2)
-    await soon(bus.idle())
-    (letter,) = await letters_of(bus)
-
-    assert letter.errors == ["SystemExit: 3"]
-
-
 async def test_a_handler_that_needs_the_bus_during_a_shutdown_has_not_failed(make_bus: MakeBus) -> None:
     """Its event is delivered again by the next start, with no attempt counted."""
     first = make_bus()

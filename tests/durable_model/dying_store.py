@@ -44,6 +44,8 @@ class Fate:
         self._calls_left: int | None = None
         self._is_after = False
         self._busy_left = 0
+        self.was_busy = False
+        """Whether any call was refused: what can't be written in the end comes again."""
 
     def strike(self) -> None:
         """Die here and now."""
@@ -72,6 +74,7 @@ class Fate:
             raise StoreClosedError("the process is dead")
         if self._busy_left and name in _MAY_BE_BUSY:
             self._busy_left -= 1
+            self.was_busy = True
             raise StoreBusyError("another process holds the database")
         if self._calls_left is None:
             return False

@@ -26,12 +26,15 @@ class Reign:
     """The time from one claim of a subscriber to the next."""
 
     handled: list[int] = field(default_factory=list)
+    # Everything that was handled is written: nothing of it may come again.
+    is_complete: bool = False
     is_released: bool = False
     is_fenced: bool = False
 
-    def release(self) -> None:
+    def release(self, was_busy: bool) -> None:
         """Its owner lets go, unless another one has taken over already."""
         self.is_released = not self.is_fenced
+        self.is_complete = self.is_released and not was_busy
 
     def fence(self) -> None:
         """Another instance takes over."""
@@ -92,7 +95,7 @@ class Story:
             here = set(reign.handled)
             assert len(here) == len(reign.handled), f"{self.id} got {reign.handled} in one ownership"
             repeated = here & {sequence for later in self.reigns[index + 1 :] for sequence in later.handled}
-            most = 0 if reign.is_released else self.most_repeated
+            most = 0 if reign.is_complete else self.most_repeated
             assert len(repeated) <= most, f"{self.id} got {sorted(repeated)} again; at most {most} may"
 
 
@@ -154,7 +157,7 @@ class Model:
             for number, error_count in seen.dead[story.id].items():
                 assert number in wanted
                 assert error_count >= MAX_ATTEMPTS, f"{story.id} gave {number} up after {error_count}"
-            if all(reign.is_released for reign in story.reigns[:-1]):
+            if all(reign.is_complete for reign in story.reigns[:-1]):
                 self._check_undisturbed(story, seen)
 
     def _check_undisturbed(self, story: Story, seen: Seen) -> None:

@@ -233,7 +233,7 @@ class Process:
         if name == "checkpoints.claim":
             self._model.stories[given[0]].reigns.append(Reign())
         elif name == "checkpoints.release":
-            self._model.stories[given[0]].reigns[-1].release()
+            self._model.stories[given[0]].reigns[-1].release(self.fate.was_busy)
         elif name == "checkpoints.process":
             for event in given[2][: result.done_count]:
                 self._model.stories[given[0]].end(number_of(event))

@@ -67,6 +67,7 @@ async def types_in(bus: EventBus) -> list[str]:
 
 
 async def test_a_projection_counts_every_event_once_over_restarts(make_store: MakeStore) -> None:
+    counts: list[tuple[str, Document]] = []
     for _ in range(3):
         bus = EventBus(make_store())
         states = StateStore(bus.store, "tally")
@@ -134,9 +135,7 @@ async def test_a_saga_that_raises_has_published_nothing(make_store: MakeStore) -
         hard = await bus.publish("question.hard", stream_id="q-1")
         await bus.subscription("saga:answer").caught_up(timeout=30)
 
-        assert await types_in(bus) == ["question.easy", "question.hard", "answer.given"] or (
-            await types_in(bus) == ["question.easy", "answer.given", "question.hard"]
-        )
+        assert sorted(await types_in(bus)) == ["answer.given", "question.easy", "question.hard"]
         assert await states.get("q-1") == {"answered": 1}
         assert [(letter.id, letter.subscriber_id) for letter in await dead_letters(bus)] == [
             (hard, "saga:answer")

@@ -134,6 +134,7 @@ class SingleDeliveries:
             return None
         if effects is not None:
             self._writer.note_states(effects)
+            self._receiver.note_unwritten(effects)
         self._writer.note(event, sequence)
         return None
 

@@ -76,6 +76,8 @@ class Ownership:
             around.has_changed,
         )
         self._looked_for_retries_at = -math.inf
+        # What the ownership before could not write comes again.
+        self._forget_unwritten()
 
     async def look(self) -> int:
         """Deliver what is new in the log, then retry what somebody wants retried; how many events."""
@@ -126,10 +128,13 @@ class Ownership:
         )
 
     def _note_written(self) -> None:
+        self._forget_unwritten()
+        self._around.on_written()
+
+    def _forget_unwritten(self) -> None:
         receiver = self._subscriber.receiver
         if not isinstance(receiver, TransactionalReceiver):
             receiver.forget_unwritten()
-        self._around.on_written()
 
     def _leave_handler(self) -> None:
         deliveries = self._deliveries

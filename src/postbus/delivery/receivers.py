@@ -30,8 +30,12 @@ class Receiver(Protocol):
         """One attempt; raises if it failed."""
         ...
 
+    def note_unwritten(self, effects: Effects) -> None:
+        """These effects count, and are written with the next checkpoint."""
+        ...
+
     def forget_unwritten(self) -> None:
-        """What was received since the last checkpoint will come again."""
+        """What was received since the last checkpoint is written, or will come again."""
         ...
 
 
@@ -58,6 +62,9 @@ class HandlerReceiver:
         if inspect.isawaitable(result):
             await result
         return None
+
+    def note_unwritten(self, effects: Effects) -> None:
+        """A function has no effects of ours."""
 
     def forget_unwritten(self) -> None:
         """Nothing of it is remembered here."""
@@ -103,8 +110,13 @@ class StatefulReceiver:
             # Two databases can't commit together: first the state, so that none is lost.
             await self._states.table.put(self._states.name, key, state_json)
             return Effects(drafts=drafts)
-        self._unwritten[key] = state_json
         return Effects((StateWrite(self._states.name, key, state_json),), drafts)
+
+    def note_unwritten(self, effects: Effects) -> None:
+        """The next event finds these states."""
+        # Not when the observer returns: it may do so too late, and its event be tried again.
+        for state in effects.states:
+            self._unwritten[state.key] = state.state_json
 
     def forget_unwritten(self) -> None:
         """Read states from the database again."""

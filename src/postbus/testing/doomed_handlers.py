@@ -36,6 +36,9 @@ class _DoomedReceiver:
         await self._doom.pass_by("after_handler")
         return effects
 
+    def note_unwritten(self, effects: Effects) -> None:
+        self._real.note_unwritten(effects)
+
     def forget_unwritten(self) -> None:
         self._real.forget_unwritten()
 

@@ -79,6 +79,8 @@ async def limited(timeout: float, bus: EventBus) -> AsyncIterator[None]:
         async with asyncio.timeout(timeout):
             yield
     except TimeoutError as error:
+        # Its shutdown would only go on waiting.
+        bus._shutdown_timeout = 0.0
         handles = [bus.subscription(loop.subscriber.id) for loop in bus._subscribers]
         states = [f"{handle.id} is {handle.state} at {handle.checkpoint}" for handle in handles]
         raise TimeoutError(

@@ -2,14 +2,14 @@
 
 import difflib
 import heapq
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import overload
 
 from postbus.bus import EventBus
 from postbus.config import check_whole_number
-from postbus.events import Event, GlobalSequence
+from postbus.events import Event
 from postbus.policy.patterns import check_pattern, matches
 from postbus.ports import Store
 from postbus.testing.matching import find_difference, show
@@ -31,7 +31,7 @@ async def published(where: EventBus | Store, pattern: str = "*") -> list[Event]:
     ['order.placed']
     """
     checked = check_pattern(pattern)
-    return [event async for event in _read(where, lambda event_type: matches(checked, event_type))]
+    return [event async for event in _read(where) if matches(checked, event.type)]
 
 
 @overload
@@ -77,13 +77,13 @@ async def assert_published(
     if count is not None:
         check_whole_number("count", count, at_least=0)
     expected = _Expected(check_pattern(pattern), payload, metadata, stream_id)
-    found = [event async for event in _read(where, expected.is_type) if not expected.differences(event)]
+    found = [event async for event in _read(where) if not expected.differences(event)]
     if count is None and found:
         return found[0]
     if count is not None and len(found) == count:
         return found
-    wanted = "at least one" if count is None else str(count)
-    message = f"{len(found)} published events are {expected}; expected {wanted}"
+    wanted = "at least 1" if count is None else str(count)
+    message = f"expected {wanted} published events that match {expected}, found {len(found)}"
     raise AssertionError(message + (_list(found) if found else await _list_nearest(where, expected)))
 
 
@@ -98,9 +98,11 @@ async def assert_not_published(
     """Fail if such an event is stored; what is given is read as by assert_published."""
     __tracebackhide__ = True
     expected = _Expected(check_pattern(pattern), payload, metadata, stream_id)
-    found = [event async for event in _read(where, expected.is_type) if not expected.differences(event)]
+    found = [event async for event in _read(where) if not expected.differences(event)]
     if found:
-        raise AssertionError(f"{len(found)} published events are {expected}; expected none" + _list(found))
+        raise AssertionError(
+            f"expected no published event that matches {expected}, found {len(found)}" + _list(found)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +114,8 @@ class _Expected:
     metadata: object
     stream_id: object
 
-    def is_type(self, event_type: str) -> bool:
-        return matches(self.pattern, event_type)
-
     def differences(self, event: Event) -> list[str]:
-        found = [] if self.is_type(event.type) else [f"the type does not match {self.pattern}"]
+        found = [] if matches(self.pattern, event.type) else [f"the type does not match {self.pattern}"]
         for name in _PARTS:
             value = getattr(self, name)
             if value is not ... and (difference := find_difference(value, getattr(event, name), name)):
@@ -127,7 +126,7 @@ class _Expected:
         """How far an event is from this, less being nearer; of equals the later is nearer."""
         likeness = difflib.SequenceMatcher(None, self.pattern, event.type).ratio()
         differences = len(self.differences(event))
-        return not self.is_type(event.type), differences, -likeness, -(event.global_sequence or 0)
+        return not matches(self.pattern, event.type), differences, -likeness, -(event.global_sequence or 0)
 
     def __str__(self) -> str:
         parts = [(name, getattr(self, name)) for name in _PARTS]
@@ -135,13 +134,13 @@ class _Expected:
         return self.pattern + (f" with {', '.join(given)}" if given else "")
 
 
-async def _read(where: EventBus | Store, is_wanted: Callable[[str], bool] | None) -> AsyncIterator[Event]:
-    log = (where.store if isinstance(where, EventBus) else where).log
-    after = GlobalSequence(0)
-    while (page := await log.read(after, _PAGE_SIZE, is_wanted)).up_to != after:
-        for event in page.events:
+async def _read(where: EventBus | Store) -> AsyncIterator[Event]:
+    store = where.store if isinstance(where, EventBus) else where
+    after = 0
+    while page := await store.read_all(after, _PAGE_SIZE):
+        for event in page:
             yield event
-        after = page.up_to
+        after = page[-1].global_sequence or after
 
 
 def _list(events: list[Event]) -> str:
@@ -153,13 +152,13 @@ async def _list_nearest(where: EventBus | Store, expected: _Expected) -> str:
     # Only the nearest are kept: the log may be long.
     nearest: list[tuple[tuple[bool, int, float, int], Event]] = []
     total = 0
-    async for event in _read(where, None):
+    async for event in _read(where):
         total += 1
         nearest = heapq.nsmallest(_MOST_SHOWN, [*nearest, (expected.distance(event), event)], _by_distance)
     if not total:
-        return "; nothing was published at all"
+        return "; nothing was published"
     lines = [f"\n  {_describe(event)}: {'; '.join(expected.differences(event))}" for _, event in nearest]
-    return f"; {total} events were published, the nearest first:" + "".join(lines) + _and_more(total)
+    return f"; published were {total}, the nearest first:" + "".join(lines) + _and_more(total)
 
 
 def _by_distance(entry: tuple[tuple[bool, int, float, int], Event]) -> tuple[bool, int, float, int]:

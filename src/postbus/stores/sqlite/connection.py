@@ -27,9 +27,7 @@ T = TypeVar("T")
 Check = Callable[[sqlite3.Connection, Path], None]
 
 
-def open_connection(
-    path: Path, synchronous: str, *, check: Check | None = None, read_only: bool = False
-) -> sqlite3.Connection:
+def open_connection(path: Path, synchronous: str, *, check: Check | None = None) -> sqlite3.Connection:
     """A connection in WAL mode on which every transaction is begun and ended by hand.
 
     *check* raises if the file is not ours: WAL mode is a change to the file.
@@ -52,8 +50,6 @@ def open_connection(
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             # On macOS a plain fsync leaves the data in the cache of the drive; elsewhere it changes nothing.
             connection.execute("PRAGMA fullfsync = 1")
-            if read_only:
-                connection.execute("PRAGMA query_only = 1")
         except BaseException:
             connection.close()
             raise

@@ -12,9 +12,9 @@ from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.access import FileAccess
 from postbus.stores.sqlite.event_queue import may_be_pending
 from postbus.stores.sqlite.jobs import Insert
+from postbus.stores.sqlite.log_pages import read_head, read_page
 from postbus.stores.sqlite.rows import (
     COLUMNS,
-    MOST_CHARACTERS,
     event_from_draft,
     event_from_row,
     moment_to_text,
@@ -22,10 +22,7 @@ from postbus.stores.sqlite.rows import (
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 _READ_EVENT = _QUERIES["read_event"].format(columns=COLUMNS)
-_READ_LOG = _QUERIES["read_log"].format(columns=COLUMNS)
 _READ_STREAM = _QUERIES["read_stream"].format(columns=COLUMNS)
-# How many events one read looks through at most: who wants few of them lets others in between.
-_MOST_LOOKED_THROUGH = 5_000
 _LARGEST_NUMBER = 2**63 - 1
 
 
@@ -65,7 +62,9 @@ class SQLiteEventLog:
         self, after: GlobalSequence, limit: int, is_wanted: Callable[[str], bool] | None
     ) -> LogPage:
         """At most *limit* events after a number whose type is wanted; None: all are."""
-        return await self._file.read_committed(lambda connection: _read(connection, after, limit, is_wanted))
+        return await self._file.read_committed(
+            lambda connection: read_page(connection, after, limit, is_wanted)
+        )
 
     async def read_stream(self, stream_id: str, from_version: int, to_version: int | None) -> list[Event]:
         """The events of a stream in the order of their versions, both bounds included."""
@@ -85,7 +84,7 @@ class SQLiteEventLog:
 
     async def head(self) -> GlobalSequence:
         """The highest number that was ever used and is durable; 0 if there is none."""
-        return await self._file.read_committed(_read_head)
+        return await self._file.read_committed(read_head)
 
     async def position_at(self, moment: datetime) -> GlobalSequence:
         """The number just before the first event whose created_at is *moment* or later; else the head."""
@@ -93,7 +92,7 @@ class SQLiteEventLog:
 
         def find(connection: sqlite3.Connection) -> GlobalSequence:
             # Asked first: an event that is stored meanwhile comes after it.
-            head = _read_head(connection)
+            head = read_head(connection)
             row = connection.execute(_QUERIES["read_position_at"], values).fetchone()
             return head if row is None else GlobalSequence(row[0])
 
@@ -151,28 +150,3 @@ class SQLiteEventLog:
             else event_from_draft(draft, sequence, version, inserted.unrouted_status)
             for draft, sequence, version in zip(inserted.drafts, inserted.sequences, versions, strict=True)
         ]
-
-
-def _read(
-    connection: sqlite3.Connection, after: GlobalSequence, limit: int, is_wanted: Callable[[str], bool] | None
-) -> LogPage:
-    if limit <= 0:
-        return LogPage([], after)
-    # Asked first: every number up to it is visible in what is read next, or was deleted.
-    head = _read_head(connection)
-    most = _MOST_LOOKED_THROUGH if is_wanted is not None or limit > _MOST_LOOKED_THROUGH else limit
-    events: list[Event] = []
-    up_to, size, count = after, 0, 0
-    for row in connection.execute(_READ_LOG, (after, most)):
-        count += 1
-        size += len(row[3])
-        up_to = row[0]
-        if is_wanted is None or is_wanted(row[2]):
-            events.append(event_from_row(row))
-        if len(events) == limit or size >= MOST_CHARACTERS:
-            return LogPage(events, up_to)
-    return LogPage(events, max(up_to, head) if count < most else up_to)
-
-
-def _read_head(connection: sqlite3.Connection) -> GlobalSequence:
-    return GlobalSequence(connection.execute(_QUERIES["last_sequence"]).fetchone()[0])

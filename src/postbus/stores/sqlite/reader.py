@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from postbus.errors import StoreClosedError
+from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.connection import open_connection, patiently, read_leniently, translated_errors
 from postbus.stores.sqlite.nudge import Nudge
+
+_QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
 T = TypeVar("T")
 
@@ -52,5 +55,15 @@ class Reader:
             raise StoreClosedError(f"the store on {self._path} is closed; await store.open() first")
         with translated_errors(self._path):
             if self._connection is None:
-                self._connection = open_connection(self._path, self._synchronous, read_only=True)
+                self._connection = self._open()
             return read_leniently(self._connection, run)
+
+    def _open(self) -> sqlite3.Connection:
+        connection = open_connection(self._path, self._synchronous)
+        try:
+            connection.execute(_QUERIES["create_log_view"])
+            connection.execute("PRAGMA query_only = 1")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
