@@ -221,9 +221,10 @@ class SubscriberLoop:
             self._set_phase("catching_up")
         count = await ownership.look()
         if self._wanted is not None and ownership.writer.position >= self._wanted:
-            # Whoever waits for more says so again.
             self._wanted = None
             await ownership.writer.write()
+            # Whoever waits for more says so again, even if there was nothing to write.
+            self._note_progress()
         elif ownership.writer.is_due:
             await ownership.writer.write()
         if self._has_changed():

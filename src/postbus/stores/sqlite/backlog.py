@@ -74,6 +74,8 @@ class SQLiteBacklog:
         """Call *on_change* in this event loop when events may have become pending, or the owner gone."""
         self._on_change = on_change
         self._loop = None if on_change is None else asyncio.get_running_loop()
+        if on_change is not None:
+            self._file.listen_to_others()
 
     def announce(self) -> None:
         """This process made events pending."""

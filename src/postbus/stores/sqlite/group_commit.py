@@ -83,9 +83,9 @@ class GroupCommit:
                     self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         self._turn.release()
 
-    def note_foreign_commits(self) -> None:
-        """Others have written, who leave the checkpoints to us."""
-        self._pages_since_checkpoint += _PAGES_PER_COMMIT * 25
+    def note_foreign_commits(self, commit_count: int) -> None:
+        """Others have written, about so many times, and leave the checkpoints to us."""
+        self._pages_since_checkpoint += _PAGES_PER_COMMIT * commit_count
         # Busy or damaged: the next write tells, and the next look reads it again.
         with contextlib.suppress(sqlite3.Error):
             self.head = self._last_sequence = self._read_last_sequence()

@@ -32,6 +32,8 @@ _FINISH_DELAY = 0.01
 _SECONDS_AFTER_ERROR = 1.0
 # How often the writer looks whether another process has written.
 _TICK = 0.02
+# As many times another process may have written meanwhile, unless it has told of each time.
+_COMMITS_PER_TICK = 25
 # How long the loop waits for the writer to take what it hands over.
 _HAND_OVER_SECONDS = 0.004
 # From so many waiting jobs on it pays to hand over half a group, so that loop and writer work side by side.
@@ -200,15 +202,15 @@ class Writer:
                 self._write(jobs)
             self._commit.checkpoint_if_due(self._is_owner())
             if is_look_due or time.monotonic() - looked_at >= _TICK:
-                self._look()
+                self._look(1 if is_look_due else _COMMITS_PER_TICK)
                 looked_at = time.monotonic()
         # No further commit comes along for them.
         self._write([])
         self._commit.close()
 
-    def _look(self) -> None:
+    def _look(self, commit_count: int) -> None:
         if self._tick():
-            self._commit.note_foreign_commits()
+            self._commit.note_foreign_commits(commit_count)
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._on_growth)
 
