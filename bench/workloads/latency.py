@@ -12,10 +12,10 @@ from bench.measuring import percentile
 from bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
 from bench.publishers import bus_on, publish_for, settings_in_force, store_in
 from bench.raw import commit_each
-from postbus import Event, SQLiteStore
+from postbus import Event
 from postbus.errors import StoreError
 from postbus.events import Draft, GlobalSequence
-from postbus.ports import Backlog, DeadLetterStore, DispatchLock, EventQueue, OnStored, SubscriptionTable
+from postbus.ports import EventQueue, OnStored
 
 Ts = TypeVarTuple("Ts")
 
@@ -82,10 +82,12 @@ class TimedQueue:
     def add(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
         """Store the drafts; on the way back the watch is started."""
 
-        def call_back(sequences: Sequence[int | None], error: StoreError | None) -> None:
+        def call_back(
+            sequences: Sequence[int | None], versions: Sequence[int | None], error: StoreError | None
+        ) -> None:
             for draft in drafts:
                 self._stopwatch.stored(draft.id)
-            on_stored(sequences, error)
+            on_stored(sequences, versions, error)
 
         self._queue.add(drafts, call_back)
 
@@ -102,36 +104,13 @@ class TimedQueue:
         await self._queue.release(sequences)
 
 
-class TimedStore:
-    """The Store port around a SQLiteStore: only the queue is another one."""
-
-    def __init__(self, store: SQLiteStore, stopwatch: Stopwatch) -> None:
-        self._store = store
-        self.queue: EventQueue = TimedQueue(store.queue, stopwatch)
-        self.backlog: Backlog = store.backlog
-        self.dispatch_lock: DispatchLock = store.dispatch_lock
-        self.subscriptions: SubscriptionTable = store.subscriptions
-        self.dead_letters: DeadLetterStore = store.dead_letters
-
-    async def open(self) -> None:
-        """As the store does."""
-        await self._store.open()
-
-    async def close(self) -> None:
-        """As the store does."""
-        await self._store.close()
-
-    async def get(self, event_id: str) -> Event:
-        """As the store does."""
-        return await self._store.get(event_id)
-
-
 def run_postbus(publisher_count: int, folder: Path, effort: Effort) -> Sample:
     """Every publish and every way from the store to the handler, timed."""
 
     async def run() -> Sample:
         stopwatch, store = Stopwatch(), store_in(folder)
-        async with bus_on(TimedStore(store, stopwatch), handler=stopwatch.enter) as bus:
+        store.queue = TimedQueue(store.queue, stopwatch)  # type: ignore[assignment]
+        async with bus_on(store, handler=stopwatch.enter) as bus:
             await publish_for(bus, publisher_count, effort.warm_up)
             stopwatch.clear()
             burst = await publish_for(bus, publisher_count, effort.seconds)

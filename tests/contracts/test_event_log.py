@@ -222,8 +222,8 @@ class TestRead:
     async def test_deleted_events_hide_none_behind_them(self, store: Store) -> None:
         """A reader passes thousands of numbers that are gone."""
         await add(store, *[make_draft() for _ in range(3000)])
-        for event in (await read_to_the_end(store))[0]:
-            await store.queue.bury(sequence_of(event), 1, '["boom"]')
+        events, _ = await read_to_the_end(store)
+        await asyncio.gather(*[store.queue.bury(sequence_of(event), 1, '["boom"]') for event in events])
         await store.dead_letters.purge(NOON)
         (event,) = await append(store, make_draft())
 
@@ -405,6 +405,19 @@ class TestWatch:
         await store.close()
 
         assert not is_called.is_set()
+
+    async def test_nobody_watches_a_closed_store(self, store: Store) -> None:
+        """Whoever opens it again says so again."""
+        calls: list[str] = []
+        is_called = asyncio.Event()
+        store.log.watch(lambda: calls.append("called"))
+        await store.close()
+        await store.open()
+        store.log.watch(is_called.set)
+        await _append(store)
+
+        assert await is_called_soon(is_called)
+        assert calls == []
 
     async def test_a_watcher_is_not_called_inside_add(self, store: Store) -> None:
         """The publisher is not interrupted by subscribers."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from postbus.errors import StoreError
 from postbus.events import BatchOutcome, Event
 from postbus.stores.memory import InMemoryStore
 from tests.contracts.steps import MAIL, START, append, make_draft
@@ -59,6 +60,17 @@ async def test_a_commit_that_is_refused_leaves_neither_effects_nor_checkpoint() 
     assert checkpoint.position == START
     assert await _process(store, "INSERT INTO parents VALUES (7)") == BatchOutcome(1)
     assert store.connection.execute("SELECT count(*) FROM children").fetchone() == (0,)
+
+
+async def test_a_transaction_that_a_test_left_open_is_told() -> None:
+    """Its statements must not be committed with those of a handler; no handler is called."""
+    store = InMemoryStore()
+    store.connection.execute("BEGIN")
+    with pytest.raises(StoreError, match="left a transaction open"):
+        await _process(store, "SELECT 1")
+    store.connection.execute("ROLLBACK")
+
+    assert await _process(store, "SELECT 1") == BatchOutcome(1)
 
 
 async def test_the_connection_is_closed_with_the_store_that_made_it() -> None:

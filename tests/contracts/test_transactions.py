@@ -277,17 +277,24 @@ class TestTime:
         assert await transactions.effects() == ["a", "b", "c"]
         assert await transactions.position() == transactions.after(3)
 
-    async def test_a_statement_that_runs_too_long_is_interrupted(self, transactions: _Transactions) -> None:
+    @pytest.mark.parametrize("is_swallowed", [False, True])
+    async def test_a_statement_that_runs_too_long_is_interrupted(
+        self, transactions: _Transactions, is_swallowed: bool
+    ) -> None:
         """The event failed, those before it count, and the database works on."""
 
         def handle(event: Event, transaction: Any) -> None:
             write(event, transaction)
             if event.id == "b":
-                transaction.execute(_ENDLESS).fetchall()
+                try:
+                    transaction.execute(_ENDLESS).fetchall()
+                except sqlite3.Error:
+                    if not is_swallowed:
+                        raise
 
         outcome = await transactions.process(handle, timeout=0.05)
 
-        assert (outcome.done_count, isinstance(outcome.error, Exception)) == (1, True)
+        assert (outcome.done_count, type(outcome.error)) == (1, TimeoutError)
         assert await transactions.effects() == ["a"]
         assert await transactions.position() == transactions.after(1)
         assert await transactions.process(write, transactions.events[1:]) == BatchOutcome(2)
@@ -333,12 +340,26 @@ def _autocommit(transaction: Any) -> None:
     transaction.isolation_level = None
 
 
+def _close(transaction: Any) -> None:
+    transaction.close()
+
+
 def _context(transaction: Any) -> None:
     with transaction:
         transaction.execute("INSERT INTO effects (event_id) VALUES ('context')")
 
 
-_ENDINGS = [_commit, _rollback, _execute_commit, _execute_rollback, _script, _context, _release, _autocommit]
+_ENDINGS = [
+    _commit,
+    _rollback,
+    _execute_commit,
+    _execute_rollback,
+    _script,
+    _context,
+    _release,
+    _autocommit,
+    _close,
+]
 
 
 class TestEndedTransactions:
@@ -373,24 +394,27 @@ class TestEndedTransactions:
 
         assert await transactions.process(write) == BatchOutcome(3)
 
-    async def test_a_statement_that_undoes_everything_loses_nothing(
-        self, transactions: _Transactions
+    @pytest.mark.parametrize("is_swallowed", [False, True])
+    async def test_a_statement_that_undoes_everything_undoes_only_its_own_event(
+        self, transactions: _Transactions, is_swallowed: bool
     ) -> None:
-        """ON CONFLICT ROLLBACK undoes the events before it as well; then none of them counts."""
+        """INSERT OR ROLLBACK takes the effects of the events before with it: they are made again."""
 
         def handle(event: Event, transaction: Any) -> None:
             write(event, transaction)
             if event.id == "b":
-                transaction.execute("INSERT OR ROLLBACK INTO effects (event_id) VALUES ('a')")
+                try:
+                    transaction.execute("INSERT OR ROLLBACK INTO effects (event_id) VALUES ('a')")
+                except sqlite3.Error:
+                    if not is_swallowed:
+                        raise
 
         outcome = await transactions.process(handle)
 
-        assert outcome.error is not None
-        assert await transactions.effects() == list("abc")[: outcome.done_count]
-        assert await transactions.position() == transactions.after(outcome.done_count)
-        assert await transactions.process(write, transactions.events[outcome.done_count :]) == BatchOutcome(
-            3 - outcome.done_count
-        )
+        assert (outcome.done_count, type(outcome.error)) == (1, TransactionEndedError)
+        assert await transactions.effects() == ["a"]
+        assert await transactions.position() == transactions.after(1)
+        assert await transactions.process(write, transactions.events[1:]) == BatchOutcome(2)
 
 
 class TestRetried:

@@ -462,9 +462,10 @@ class TestWaiting:
         bus = make_bus()
         bus.subscribe("*", FlakyHandler(), id=ID)
         await bus.start()
-        for wait in (bus.subscription(ID).wait_for(1, timeout), bus.subscription(ID).caught_up(timeout)):
-            with pytest.raises(InvalidConfigError, match="timeout"):
-                await wait
+        with pytest.raises(InvalidConfigError, match="timeout"):
+            await bus.subscription(ID).wait_for(1, timeout)
+        with pytest.raises(InvalidConfigError, match="timeout"):
+            await bus.subscription(ID).caught_up(timeout)
 
 
 class TestUnsubscribing:

@@ -112,35 +112,47 @@ Command = (
 )
 
 _subscriber_ids = st.sampled_from(SUBSCRIBERS)
-_troubles = st.sampled_from(
-    [(1, 0), (2, 0), (MAX_ATTEMPTS, 0), (FOR_EVER, 0), (0, 1), (0, 2), (0, FOR_EVER), (2, 1)]
-)
-_items = st.builds(
-    Item,
-    st.sampled_from(TYPES),
-    st.sampled_from([None, "a", "b"]),
-    st.one_of(st.just({}), st.just({}), st.dictionaries(_subscriber_ids, _troubles, max_size=2)),
-)
-_publishes = st.builds(Publish, st.lists(_items, min_size=1, max_size=8).map(tuple))
-_runs = st.builds(Run, st.integers(0, 60))
+_failures = [(1, 0), (2, 0), (MAX_ATTEMPTS, 0), (FOR_EVER, 0)]
+_deaths = [(0, 1), (0, 2), (0, FOR_EVER), (2, 1)]
+_incidents = [
+    st.builds(Pause, _subscriber_ids),
+    st.builds(Resume, _subscriber_ids),
+    st.builds(Resubscribe, _subscriber_ids),
+    st.builds(Restart),
+    st.builds(BeBusy, st.integers(1, 10)),
+    st.builds(RetryDeadLetters, _subscriber_ids),
+    st.builds(LetTimePass, st.integers(1, 10)),
+]
+_crashes = [st.builds(Crash), st.builds(Crash, st.integers(1, 60), st.booleans())]
+_fences = [st.builds(Fence, _subscriber_ids, st.booleans())]
 
-# By chance alone there would be little to lose when something happens: publishes come twice as often.
-commands = st.lists(
-    st.one_of(
-        _publishes,
-        _publishes,
-        _runs,
-        st.builds(Pause, _subscriber_ids),
-        st.builds(Resume, _subscriber_ids),
-        st.builds(Resubscribe, _subscriber_ids),
-        st.builds(Restart),
-        st.builds(Crash),
-        st.builds(Crash, st.integers(1, 40), st.booleans()),
-        st.builds(Fence, _subscriber_ids, st.booleans()),
-        st.builds(BeBusy, st.integers(1, 10)),
-        st.builds(RetryDeadLetters, _subscriber_ids),
-        st.builds(LetTimePass, st.integers(1, 10)),
-    ),
-    min_size=1,
-    max_size=40,
+
+def _items(troubles: list[tuple[int, int]]) -> st.SearchStrategy[Item]:
+    """Most of them are harmless."""
+    made = st.lists(st.tuples(_subscriber_ids, st.sampled_from(troubles)), min_size=1, max_size=3).map(dict)
+    return st.builds(
+        Item,
+        st.sampled_from(TYPES),
+        st.sampled_from([None, "a", "b"]),
+        st.integers(0, 3).flatmap(lambda chance: st.just({}) if chance else made),
+    )
+
+
+def _commands(
+    troubles: list[tuple[int, int]], incidents: list[st.SearchStrategy[Command]]
+) -> st.SearchStrategy[list[Command]]:
+    """Rounds: when something happens there must be something to lose, and time to lose it."""
+    publishes = st.builds(Publish, st.lists(_items(troubles), min_size=1, max_size=8).map(tuple))
+    runs = st.builds(Run, st.sampled_from([0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144]))
+    rounds = st.tuples(publishes, runs, st.sampled_from(incidents).flatmap(lambda each: each), runs)
+    return st.lists(rounds, min_size=2, max_size=12).map(
+        lambda chosen: [command for each in chosen for command in each]
+    )
+
+
+# After a death subscribers take more care for a while, so they have to be seen without one as well.
+commands = st.one_of(
+    _commands(_failures, _incidents),
+    _commands(_failures, _incidents + _fences * 3),
+    _commands(_failures + _deaths, _incidents + _crashes + _fences),
 )

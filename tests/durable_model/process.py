@@ -221,14 +221,12 @@ class Process:
                 if story.checked_up_to < number <= progress.position and story.wants(event.type)
             ]
             burials = [number_of(burial.event) for burial in progress.burials]
-            try:
-                story.check_moves_to(progress.position, wanted, burials)
-            except AssertionError as error:
-                self._model.broken.append(error)
-                raise
-            result = await call(*given)
-            story.buried.update(burials)
-            return result
+            was_fenced = story.reigns[-1].is_fenced
+            self._check(lambda: story.check_moves_to(progress.position, wanted, burials))
+            await call(*given)
+            self._check(lambda: story.check_owner(was_fenced))
+            story.bury(burials)
+            return None
         result = await call(*given, **options)
         if name == "checkpoints.claim":
             self._model.stories[given[0]].reigns.append(Reign())
@@ -238,6 +236,15 @@ class Process:
             for event in given[2][: result.done_count]:
                 self._model.stories[given[0]].end(number_of(event))
         return result
+
+    def _check(self, check: Callable[[], None]) -> None:
+        """A subscriber goes on whatever is raised in it: its process ends, so that the test notices."""
+        try:
+            check()
+        except AssertionError as error:
+            self._model.broken.append(error)
+            self.fate.strike()
+            raise DiedError from error
 
     async def _read_log(self) -> dict[int, Event]:
         while True:

@@ -25,10 +25,11 @@ class CatchUp:
         deliveries: Deliveries,
         patience: Patience,
         has_changed: Callable[[], bool],
+        on_page: Callable[[], None],
     ) -> None:
         self._log, self._is_wanted, self._smallest_page = log, is_wanted, page_size
         self._writer, self._deliveries, self._patience = writer, deliveries, patience
-        self._has_changed = has_changed
+        self._has_changed, self._on_page = has_changed, on_page
 
     async def run(self) -> int:
         """Deliver up to the end of the log, or until has_changed; how many events. StoppedError."""
@@ -47,9 +48,8 @@ class CatchUp:
                 after = page.up_to
                 page = await following if following is not None else page
             finally:
-                if following is not None and not following.done():
-                    following.cancel()
-                    await asyncio.wait([following])
+                if following is not None:
+                    await _put_away(following)
         return count
 
     async def _deliver(self, page: LogPage) -> int:
@@ -60,9 +60,19 @@ class CatchUp:
                 break
         if count == len(events):
             self._writer.skip_to(page.up_to)
+        self._on_page()
         if self._writer.is_due:
             await self._writer.write()
         return count
 
     async def _read(self, after: GlobalSequence, limit: int) -> LogPage:
         return await self._patience.run(lambda: self._log.read(after, limit, self._is_wanted))
+
+
+async def _put_away(following: "asyncio.Future[LogPage]") -> None:
+    """Whatever became of a page that may not be needed any more: its error is nobody's."""
+    if not following.done():
+        following.cancel()
+        await asyncio.wait([following])
+    if not following.cancelled():
+        following.exception()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from postbus.events import (
     RetryOutcome,
     StateWrite,
 )
-from postbus.policy.checkpoints import PendingCheckpoint, due_at, events_until_due, is_due
+from postbus.policy.checkpoints import PendingCheckpoint, due_at, events_until_due
 from postbus.ports import CheckpointStore, Clock
 
 logger = logging.getLogger("postbus")
@@ -47,7 +48,7 @@ class CheckpointWriter:
         self._event_id = checkpoint.event_id
         self._mode, self._count_due = mode, events_until_due(mode)
         self._count = 0
-        self._first_at = 0.0
+        self._due_at = math.inf
         self._states: dict[tuple[str, str], StateWrite] = {}
         # Somebody waits for what was processed so far to be written, or it has waited for long enough.
         self.is_wanted = False
@@ -57,6 +58,9 @@ class CheckpointWriter:
     def is_due(self) -> bool:
         """Whether it is time to write."""
         if self._count >= self._count_due:
+            return True
+        # Also where no alarm can ring, because no handler ever lets the event loop turn.
+        if self._count and self._clock.monotonic() >= self._due_at:
             return True
         has_moved = self.position > self.written
         return has_moved and (
@@ -136,17 +140,14 @@ class CheckpointWriter:
         logger.debug("checkpoint of %s is at %d", self._subscriber_id, self.written)
 
     def _ring_later(self) -> None:
-        self._first_at = self._clock.monotonic()
+        self._due_at = due_at(PendingCheckpoint().add(1, self._clock.monotonic()), self._mode)
         if self._alarm is None:
             self._alarm = asyncio.get_running_loop().create_task(self._ring(), name="postbus checkpoint")
 
     async def _ring(self) -> None:
         # What it was set for may have been written meanwhile, and other events may be waiting.
-        while self._count:
-            pending = PendingCheckpoint(self._count, self._first_at)
-            if is_due(pending, self._mode, self._clock.monotonic()):
-                break
-            await self._clock.until(due_at(pending, self._mode))
+        while self._count and self._clock.monotonic() < self._due_at:
+            await self._clock.until(self._due_at)
         self._alarm = None
         if self._count:
             self.is_wanted = True

@@ -37,15 +37,24 @@ class LeftBehindError(Exception):
     """The handler ended after all, but the subscriber has long gone on without it."""
 
 
+class PutOffError(Exception):
+    """The subscriber is to pause while the store fails its handler: the event comes when it goes on."""
+
+
 class Deliveries(Protocol):
     """Takes events to their receiver."""
 
+    @property
+    def is_handling(self) -> bool:
+        """Whether a handler runs at this moment."""
+        ...
+
     async def deliver(self, events: Sequence[Event]) -> int:
-        """Process or bury the first of the events, in order; how many. StoppedError."""
+        """Process or bury the first of the events, in order; how many, which may be none. StoppedError."""
         ...
 
     async def retry(self, letter: DeadLetter) -> None:
-        """One more attempt for a dead letter."""
+        """One more attempt for a dead letter. StoppedError, PutOffError."""
         ...
 
 
@@ -67,20 +76,28 @@ class SingleDeliveries:
         self.current: Event | None = None
         """The event whose handler runs, or ran last."""
 
+    @property
+    def is_handling(self) -> bool:
+        """Whether the handler runs at this moment."""
+        return self._watch.is_watching
+
     async def deliver(self, events: Sequence[Event]) -> int:
         """Until all are processed, or somebody wants the subscriber to pause or stop."""
         writer, failures, has_changed = self._writer, self._failures, self._has_changed
         for index, event in enumerate(events):
             sequence = sequence_of(event)
-            if failures.is_careful or type(event.payload) is UndecodablePayload:
-                await self._deliver_carefully(event, sequence)
-            else:
-                outcome = failures.memory.left_behind.pop(sequence, None) or await self._attempt(event)
-                if outcome is None:
-                    writer.note(event, sequence)
-                    failures.memory.forget(sequence)
+            try:
+                if failures.is_careful or type(event.payload) is UndecodablePayload:
+                    await self._deliver_carefully(event, sequence)
                 else:
-                    await self._go_on(event, sequence, outcome)
+                    outcome = failures.memory.left_behind.pop(sequence, None) or await self._attempt(event)
+                    if outcome is None:
+                        writer.note(event, sequence)
+                        failures.memory.forget(sequence)
+                    else:
+                        await self._go_on(event, sequence, outcome)
+            except PutOffError:
+                return index
             if writer.is_due:
                 await writer.write()
             if has_changed():
@@ -89,7 +106,8 @@ class SingleDeliveries:
 
     async def retry(self, letter: DeadLetter) -> None:
         """One attempt; its effects and what became of it are written together."""
-        outcome = await self._attempt(letter)
+        left_behind = self._failures.memory.left_behind.pop(sequence_of(letter), None)
+        outcome = left_behind or await self._attempt(letter)
         if isinstance(outcome, Failed):
             await self._writer.write_retry(RetryOutcome(letter.dead_letter_id, outcome.error), None)
             return
@@ -103,8 +121,12 @@ class SingleDeliveries:
     async def _deliver_carefully(self, event: Event, sequence: GlobalSequence) -> None:
         if isinstance(event.payload, UndecodablePayload):
             await self._failures.bury(event, sequence, [describe_undecodable(event.payload)])
+        elif (left_behind := self._failures.memory.left_behind.pop(sequence, None)) is not None:
+            await self._go_on(event, sequence, left_behind)
         elif await self._failures.may_begin(event, sequence):
             await self._go_on(event, sequence, await self._attempt(event))
+            # As long as an attempt is written as begun, the end of the process counts against its event.
+            self._writer.is_wanted = True
 
     async def _go_on(self, event: Event, sequence: GlobalSequence, outcome: Effects | Failed | None) -> None:
         """Attempt after attempt."""
@@ -149,6 +171,9 @@ class SingleDeliveries:
                 return outcome
             failure_count += 1
             await self._patience.wait_after(outcome, failure_count)
+            if self._has_changed():
+                self._patience.recover()
+                raise PutOffError
 
     async def _call(self, event: Event) -> Effects | Failed | StoreError | None:
         watch = self._watch
@@ -194,9 +219,13 @@ class TransactionalDeliveries:
         failures: Failures,
         patience: Patience,
         store: CheckpointStore,
+        has_changed: Callable[[], bool],
     ) -> None:
         self._subscriber, self._receiver, self._writer = subscriber, receiver, writer
         self._failures, self._patience, self._store = failures, patience, store
+        self._has_changed = has_changed
+        self.is_handling = False
+        """Whether a batch is on its way through the handler."""
 
     async def deliver(self, events: Sequence[Event]) -> int:
         """As many as fit into one transaction; the first alone while care is needed."""
@@ -208,14 +237,17 @@ class TransactionalDeliveries:
             if not await self._failures.may_begin(first, sequence):
                 return 1
             events = events[:1]
-        outcome = await self._process(_decodable(events))
-        if outcome.done_count:
-            self._note(events[: outcome.done_count])
-        if outcome.error is None or outcome.done_count:
-            # An event that failed after others gets its first attempt of its own: they are written.
-            return outcome.done_count
-        is_dead = await self._failures.take(first, sequence, _failed(outcome.error))
-        return 1 if is_dead else 0
+        try:
+            outcome = await self._process(_decodable(events))
+        except PutOffError:
+            return 0
+        count = outcome.done_count
+        if count:
+            self._note(events[:count])
+        if outcome.error is None or is_infrastructure(outcome.error):
+            return count
+        is_dead = await self._failures.take(events[count], sequence_of(events[count]), _failed(outcome.error))
+        return count + 1 if is_dead else count
 
     async def retry(self, letter: DeadLetter) -> None:
         """One attempt, which resolves the dead letter in its own transaction."""
@@ -230,8 +262,25 @@ class TransactionalDeliveries:
         self._writer.note_saved(sequence_of(events[-1]))
 
     async def _process(self, events: Sequence[Event], retried: str | None = None) -> BatchOutcome:
-        async def process() -> BatchOutcome:
-            outcome = await self._store.process(
+        """One batch; one that only the store spoils is tried again. StoppedError, PutOffError."""
+        failure_count = 0
+        while True:
+            outcome = await self._patience.run(lambda: self._process_once(events, retried))
+            error = outcome.error
+            if error is None or outcome.done_count or not is_infrastructure(error):
+                if failure_count:
+                    self._patience.recover()
+                return outcome
+            failure_count += 1
+            await self._patience.wait_after(error, failure_count)
+            if self._has_changed():
+                self._patience.recover()
+                raise PutOffError
+
+    async def _process_once(self, events: Sequence[Event], retried: str | None) -> BatchOutcome:
+        self.is_handling = True
+        try:
+            return await self._store.process(
                 self._subscriber.id,
                 self._writer.epoch,
                 events,
@@ -240,11 +289,8 @@ class TransactionalDeliveries:
                 time_budget=_TIME_BUDGET,
                 retried=retried,
             )
-            if outcome.error is not None and not outcome.done_count and is_infrastructure(outcome.error):
-                raise outcome.error
-            return outcome
-
-        return await self._patience.run(process)
+        finally:
+            self.is_handling = False
 
 
 def sequence_of(event: Event) -> GlobalSequence:

@@ -8,7 +8,7 @@ from postbus.config import Batched
 from postbus.delivery.checkpoint_writer import CheckpointWriter
 from postbus.delivery.patience import Patience
 from postbus.delivery.subscriber import Subscriber
-from postbus.events import Burial, Checkpoint, Event, GlobalSequence
+from postbus.events import Burial, Checkpoint, DeadLetter, Event, GlobalSequence, RetryOutcome
 from postbus.policy.retry import is_exhausted, retry_delay
 
 logger = logging.getLogger("postbus")
@@ -56,6 +56,8 @@ class Failures:
         self.memory, self._noise = memory, noise
         self._begun = (checkpoint.attempt_sequence, checkpoint.attempt_count)
         self._careful_left = _careful_count(subscriber) if checkpoint.was_interrupted else 0
+        # What the owner before was at when it ended, until somebody was told.
+        self._left_at = checkpoint.attempt_sequence if checkpoint.was_interrupted else None
 
     @property
     def is_careful(self) -> bool:
@@ -69,6 +71,7 @@ class Failures:
     async def may_begin(self, event: Event, sequence: GlobalSequence) -> bool:
         """Write down that an attempt begins; whether it has one left. Only while is_careful."""
         begun_sequence, begun_count = self._begun
+        self._left_at = None
         begun = begun_count if begun_sequence == sequence else 0
         errors = self.memory.errors.setdefault(sequence, [])
         # Attempts that failed in this process are among the begun ones; the rest ended a process.
@@ -78,6 +81,17 @@ class Failures:
             return False
         self._begun = (sequence, len(errors) + 1)
         await self._writer.write_attempt(*self._begun)
+        return True
+
+    async def may_retry(self, letter: DeadLetter, sequence: GlobalSequence) -> bool:
+        """Whether a dead letter may be retried: not if that has just ended the process."""
+        if not self.is_careful:
+            return True
+        if self._left_at == sequence:
+            self._left_at = None
+            await self._writer.write_retry(RetryOutcome(letter.dead_letter_id, _INTERRUPTED), None)
+            return False
+        await self._writer.write_attempt(sequence, 1)
         return True
 
     def note_success(self, sequence: GlobalSequence) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Literal, cast
 
+from postbus.config import check_number
 from postbus.delivery.subscriber_loop import SubscriberLoop
 from postbus.errors import SubscriptionStoppedError
 from postbus.events import GlobalSequence
@@ -46,7 +47,7 @@ class SubscriptionHandle:
     async def pause(self) -> None:
         """Return when the event at hand is processed; nothing is delivered until resume()."""
         self._loop.pause()
-        while self._loop.state not in ("paused", "standby", "stopped", "failed"):
+        while not self._loop.is_at_rest:
             await self._loop.wait_for_change()
 
     async def resume(self) -> None:
@@ -59,6 +60,8 @@ class SubscriptionHandle:
         With the number of your own event you read your own writes. TimeoutError, SubscriptionStoppedError.
         """
         target = GlobalSequence(check_sequence(global_sequence))
+        if timeout is not None:
+            check_number("timeout", timeout, at_least=0.0)
         waiting = asyncio.ensure_future(self._reach(target))
         limit = None
         if timeout is not None:
@@ -80,6 +83,9 @@ class SubscriptionHandle:
 
     async def caught_up(self, timeout: float | None = None) -> None:
         """Return when everything that is in the log now is processed and written. As wait_for()."""
+        if self.state == "stopped":
+            # With the bus its log is closed.
+            raise SubscriptionStoppedError(self.id)
         await self.wait_for(await self._log.head(), timeout)
 
     async def _reach(self, target: GlobalSequence) -> None:

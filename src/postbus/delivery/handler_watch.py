@@ -24,6 +24,11 @@ class HandlerWatch:
         """Whether the handler went on nevertheless, and was given up."""
         self._sleeper: asyncio.Task[None] | None = None
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether a handler runs."""
+        return self._deadline != math.inf
+
     def begin(self) -> None:
         """The handler begins, in the current task."""
         self._deadline = self._monotonic() + self.timeout

@@ -10,6 +10,7 @@ from postbus.delivery.catch_up import CatchUp
 from postbus.delivery.checkpoint_writer import CheckpointWriter
 from postbus.delivery.deliveries import (
     Deliveries,
+    PutOffError,
     SingleDeliveries,
     TransactionalDeliveries,
     describe_timeout,
@@ -42,6 +43,8 @@ class Surroundings:
     has_changed: Callable[[], bool]
     """Whether the subscriber is to pause or to stop."""
     wake: Callable[[], None]
+    on_page: Callable[[], None]
+    """A page of the log was delivered."""
     on_written: Callable[[], None]
     on_stubborn: Callable[[], None]
     """The handler will not end: go on with another ownership."""
@@ -74,10 +77,16 @@ class Ownership:
             self._deliveries,
             around.patience,
             around.has_changed,
+            around.on_page,
         )
         self._looked_for_retries_at = -math.inf
         # What the ownership before could not write comes again.
         self._forget_unwritten()
+
+    @property
+    def is_handling(self) -> bool:
+        """Whether a handler runs at this moment."""
+        return self._deliveries.is_handling
 
     async def look(self) -> int:
         """Deliver what is new in the log, then retry what somebody wants retried; how many events."""
@@ -85,7 +94,8 @@ class Ownership:
         now = self._around.clock.monotonic()
         if not count or now - self._looked_for_retries_at >= _SECONDS_BETWEEN_RETRY_LOOKS:
             self._looked_for_retries_at = now
-            await self._retry_dead_letters()
+            with contextlib.suppress(PutOffError):
+                await self._retry_dead_letters()
         return count
 
     async def let_go(self) -> None:
@@ -108,10 +118,12 @@ class Ownership:
                 lambda: store.dead_letters.wanted_retries(self._subscriber.id, _RETRIES_AT_ONCE)
             )
             for letter in letters:
+                if self._around.has_changed():
+                    return
                 if isinstance(letter.payload, UndecodablePayload):
                     error = describe_undecodable(letter.payload)
                     await self.writer.write_retry(RetryOutcome(letter.dead_letter_id, error), None)
-                else:
+                elif await self._failures.may_retry(letter, sequence_of(letter)):
                     await self._deliveries.retry(letter)
             if len(letters) < _RETRIES_AT_ONCE:
                 return
@@ -121,7 +133,13 @@ class Ownership:
         receiver = subscriber.receiver
         if isinstance(receiver, TransactionalReceiver):
             return TransactionalDeliveries(
-                subscriber, receiver, self.writer, self._failures, around.patience, around.store.checkpoints
+                subscriber,
+                receiver,
+                self.writer,
+                self._failures,
+                around.patience,
+                around.store.checkpoints,
+                around.has_changed,
             )
         return SingleDeliveries(
             receiver, self.writer, self._failures, around.patience, self._watch, around.has_changed

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from postbus.config import RetryPolicy
 from postbus.errors import (
@@ -37,8 +37,15 @@ def is_infrastructure(error: BaseException) -> bool:
 class Patience:
     """Waits that end when the subscriber is to stop, and what the store fails with meanwhile."""
 
-    def __init__(self, subscriber_id: str, clock: Clock, noise: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        subscriber_id: str,
+        clock: Clock,
+        noise: Callable[[], float],
+        on_change: Callable[[], None],
+    ) -> None:
         self._subscriber_id, self._clock, self._noise = subscriber_id, clock, noise
+        self._on_change = on_change
         self._stopping = asyncio.Event()
         self.reason: str | None = None
         """Why nothing goes on at the moment, if so."""
@@ -66,12 +73,14 @@ class Patience:
                 failure_count += 1
                 await self.wait_after(error, failure_count)
             else:
-                self.recover()
+                # Not if it did not fail: something else may still be waited for.
+                if failure_count:
+                    self.recover()
                 return result
 
     async def wait_after(self, error: BaseException, failure_count: int) -> None:
         """Let the store come to itself. StoppedError."""
-        self.reason = f"{type(error).__qualname__}: {error}"
+        self.fail(error)
         if failure_count == 1:
             logger.error(
                 "subscriber %s waits for the store, trying again: %s",
@@ -81,10 +90,16 @@ class Patience:
             )
         await self.sleep(retry_delay(_STORE_RETRY, failure_count, self._noise()))
 
+    def fail(self, error: BaseException) -> None:
+        """Nothing goes on at the moment, for this reason."""
+        self.reason = f"{type(error).__qualname__}: {error}"
+        self._on_change()
+
     def recover(self) -> None:
         """The store works again."""
         if self.reason is not None:
             self.reason = None
+            self._on_change()
             logger.info(
                 "subscriber %s goes on", self._subscriber_id, extra={"subscriber_id": self._subscriber_id}
             )
@@ -99,7 +114,7 @@ class Patience:
         if not event.is_set():
             await self._race(asyncio.ensure_future(event.wait()))
 
-    async def _race(self, waiting: "asyncio.Future[object]") -> None:
+    async def _race(self, waiting: "asyncio.Future[Any]") -> None:
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -13,9 +13,10 @@ from postbus.config import (
     check_checkpoint_mode,
     check_timeout,
 )
+from postbus.delivery.delivered import Delivered
 from postbus.delivery.gate import Gate
 from postbus.delivery.handler_threads import HandlerThreads
-from postbus.delivery.receivers import Delivered, HandlerReceiver, StatefulReceiver, TransactionalReceiver
+from postbus.delivery.receivers import HandlerReceiver, StatefulReceiver, TransactionalReceiver
 from postbus.delivery.subscriber import StartFrom, Subscriber, check_start_from
 from postbus.delivery.subscriptions import (
     RetryOverride,

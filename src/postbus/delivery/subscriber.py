@@ -61,10 +61,10 @@ def check_start_from(start_from: object) -> StartFrom:
     return start_from
 
 
-async def find_start(start_from: StartFrom, log: EventLog) -> GlobalSequence:
-    """The position of a subscriber that has no checkpoint yet."""
+async def find_start(start_from: StartFrom, log: EventLog, now: GlobalSequence) -> GlobalSequence:
+    """The position of a subscriber that has no checkpoint yet; *now* is where the log was when it began."""
     if isinstance(start_from, datetime):
         return await log.position_at(start_from)
     if start_from == "now":
-        return await log.head()
+        return now
     return GlobalSequence(start_from if isinstance(start_from, int) else 0)

@@ -35,7 +35,7 @@ class SubscriberLoop:
     ) -> None:
         self.subscriber, self._store = subscriber, store
         self._is_coordinated = config.instance_mode is InstanceMode.COORDINATED
-        self.patience = Patience(subscriber.id, clock, noise)
+        self.patience = Patience(subscriber.id, clock, noise, self._note_progress)
         self._around = Surroundings(
             store=store,
             config=config,
@@ -45,6 +45,7 @@ class SubscriberLoop:
             memory=FailureMemory(),
             has_changed=self._has_changed,
             wake=self.wake,
+            on_page=self._note_page,
             on_written=self._note_progress,
             on_stubborn=self._go_on_without_handler,
         )
@@ -52,13 +53,15 @@ class SubscriberLoop:
         self._phase = "starting"
         self._is_paused = False
         self._has_lock = False
-        self._known: Checkpoint | None = None
+        # Where the checkpoint was when this instance last saw it, as long as it is not the owner.
+        self._known: GlobalSequence | None = None
         self._ownership: Ownership | None = None
         self._task: asyncio.Task[None] | None = None
         # Their handlers would not end.
         self._left_tasks: set[asyncio.Task[None]] = set()
         self._has_progressed = asyncio.Event()
         self._wanted: GlobalSequence | None = None
+        self._head_at_start: GlobalSequence | None = None
 
     @property
     def state(self) -> str:
@@ -72,22 +75,33 @@ class SubscriberLoop:
         """What is written, as far as this instance knows; None before it has asked the store."""
         if self._ownership is not None:
             return self._ownership.writer.written
-        return None if self._known is None else self._known.position
+        return self._known
 
     @property
     def position(self) -> GlobalSequence:
         """Everything up to here was processed, is a dead letter or not wanted."""
         if self._ownership is not None:
             return self._ownership.writer.position
-        return GlobalSequence(0) if self._known is None else self._known.position
+        return GlobalSequence(0) if self._known is None else self._known
 
     @property
     def is_active(self) -> bool:
         """Whether this instance is the one that delivers, and does so now."""
         return self.state in ("starting", "catching_up", "live")
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether a pause is complete: no handler runs and none will, or nobody wants a pause any more."""
+        if not self._is_paused or self._task is None or self._phase in ("paused", "standby", "stopped"):
+            return True
+        is_handling = self._ownership is not None and self._ownership.is_handling
+        return self.patience.reason is not None and not is_handling
+
     def start(self) -> None:
         """Begin, in a task of its own."""
+        if self._head_at_start is None:
+            # What is published from here on is not to be missed by one that starts from now on.
+            self._head_at_start = self._store.log.known_head
         # Without the context of whoever happens to start it: handlers run in it.
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"postbus subscriber {self.subscriber.id}", context=contextvars.Context()
@@ -106,6 +120,7 @@ class SubscriberLoop:
         """Go on."""
         self._is_paused = False
         self.wake()
+        self._note_progress()
 
     def stop(self) -> None:
         """End after the event at hand, its checkpoint written."""
@@ -119,12 +134,12 @@ class SubscriberLoop:
         while self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
 
-    async def cut_off(self) -> None:
+    async def cut_off(self, by: "asyncio.Task[object] | None") -> None:
         """End it in the middle of an event, which is delivered again by the next start."""
-        self.patience.stop()
+        self.stop()
         tasks = [task for task in (self._task, *self._left_tasks) if task is not None and not task.done()]
         # A handler may be the one who shuts the bus down.
-        tasks = [task for task in tasks if task is not asyncio.current_task()]
+        tasks = [task for task in tasks if task is not by]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -133,7 +148,8 @@ class SubscriberLoop:
     def want_written(self, target: GlobalSequence) -> None:
         """Somebody waits for the checkpoint to reach *target*: write it as soon as it is processed."""
         self._wanted = target if self._wanted is None else min(self._wanted, target)
-        self.wake()
+        if self.position >= target:
+            self.wake()
 
     async def wait_for_change(self) -> None:
         """Return when the state or the position may have changed."""
@@ -151,6 +167,8 @@ class SubscriberLoop:
         except StoppedError:
             pass
         except StoreClosedError as error:
+            if not self.patience.is_stopping:
+                logger.error("subscriber %s stops: %s", self.subscriber.id, error)
             self.patience.reason = str(error)
         finally:
             if asyncio.current_task() is self._task:
@@ -169,8 +187,7 @@ class SubscriberLoop:
         except Exception as error:
             # Ours to mend; the loop must not end in silence.
             logger.exception("subscriber %s met an error that postbus did not expect", self.subscriber.id)
-            self.patience.reason = f"{type(error).__qualname__}: {error}"
-            self._note_progress()
+            self.patience.fail(error)
             await self._step_back()
 
     async def _become_owner(self) -> None:
@@ -180,7 +197,9 @@ class SubscriberLoop:
             if not is_told:
                 is_told = True
                 logger.info("subscriber %s is active elsewhere; standing by", self.subscriber.id)
-            self._known = await self.patience.run(lambda: self._store.checkpoints.load(self.subscriber.id))
+            found = await self.patience.run(lambda: self._store.checkpoints.load(self.subscriber.id))
+            self._known = None if found is None else found.position
+            self._note_progress()
             await self.patience.sleep(_STANDBY_SECONDS)
 
     async def _try_to_own(self) -> bool:
@@ -194,6 +213,7 @@ class SubscriberLoop:
             # Of a handler that would not end: what was processed before it is not to come again.
             await self._ownership.writer.write()
         checkpoint = await self.patience.run(self._claim)
+        self.patience.recover()
         ownership = self._ownership = Ownership(self.subscriber, checkpoint, self._around)
         self._set_phase("catching_up")
         logger.info(
@@ -220,12 +240,8 @@ class SubscriberLoop:
         ):
             self._set_phase("catching_up")
         count = await ownership.look()
-        if self._wanted is not None and ownership.writer.position >= self._wanted:
-            self._wanted = None
-            await ownership.writer.write()
-            # Whoever waits for more says so again, even if there was nothing to write.
-            self._note_progress()
-        elif ownership.writer.is_due:
+        self._note_page()
+        if ownership.writer.is_due:
             await ownership.writer.write()
         if self._has_changed():
             return
@@ -242,14 +258,17 @@ class SubscriberLoop:
         checkpoints, subscriber = self._store.checkpoints, self.subscriber
         start = GlobalSequence(0)
         if await checkpoints.load(subscriber.id) is None:
-            start = await find_start(subscriber.start_from, self._store.log)
+            now = self._store.log.known_head if self._head_at_start is None else self._head_at_start
+            start = await find_start(subscriber.start_from, self._store.log, now)
         return await checkpoints.claim(subscriber.id, start)
 
     async def _step_back(self) -> None:
         if self._ownership is not None:
+            self._known = self._ownership.writer.written
             self._ownership.stop()
             self._ownership = None
         self._release_lock()
+        self._set_phase("standby")
         await self.patience.sleep(_SECONDS_AFTER_ERROR)
         self.patience.recover()
 
@@ -282,6 +301,16 @@ class SubscriberLoop:
         if phase != self._phase:
             self._phase = phase
             self._note_progress()
+
+    def _note_page(self) -> None:
+        """Everything up to the position was processed: whoever waits for that may have it written."""
+        if self._ownership is not None and self._wanted is not None:
+            writer = self._ownership.writer
+            if writer.position >= self._wanted:
+                self._wanted = None
+                writer.is_wanted = writer.position > writer.written
+        # Whoever waits for more says so again.
+        self._note_progress()
 
     def _note_progress(self) -> None:
         self._has_progressed.set()

@@ -78,7 +78,8 @@ class Subscribers:
             self._store.log.unwatch(self.wake)
         if self._poller is not None:
             self._poller.cancel()
-        await asyncio.gather(*[loop.cut_off() for loop in self._all()])
+        by = asyncio.current_task()
+        await asyncio.gather(*[loop.cut_off(by) for loop in self._all()])
 
     async def wait_until_idle(self) -> bool:
         """Return when every active one is at the end of the log; whether any had to be waited for."""

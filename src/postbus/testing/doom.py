@@ -76,7 +76,10 @@ class Doom:
     async def check_alive(self) -> None:
         """Go on, unless the life has ended."""
         if self.is_dead:
-            # A task of this life ends here, by its cancellation, and sees no error that it could catch.
+            task = asyncio.current_task()
+            if task in self._ended:
+                # It may have survived its cancellation; an error would only make it try again.
+                task.cancel()
             await asyncio.sleep(0)
             raise self.error
 
@@ -89,7 +92,7 @@ class Doom:
         await self.died
         if self._ended:
             await asyncio.wait(self._ended, timeout=_GRACE)
-        # Nobody listens by now, but the publisher of the bus counts them.
+        # Only a bystander can still be waiting for an answer.
         for on_stored in self._unanswered:
             on_stored((), (), self.error)
 

@@ -132,8 +132,8 @@ class _DoomedCheckpoints(_Doomed):
             return result
 
         await doom.check_alive()
-        # One by one: what ends the transaction undoes the effects of its own event only, and the others
-        # of a batch would be written after the end.
+        # One by one: how many fit into a batch depends on the time they take, and what is undone by the
+        # end are the effects of its own event only.
         outcome = await self._real.process(
             subscriber_id,
             epoch,

@@ -30,7 +30,7 @@ class SQLiteBacklog:
         self._file, self._clock, self._lock = file, clock, lock
         self._on_change: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._connection: sqlite3.Connection | None = None
+        self._connection: Callable[[], sqlite3.Connection] | None = None
         self._data_version = 0
 
     async def recover(self, error: str) -> int:
@@ -82,7 +82,7 @@ class SQLiteBacklog:
         if self._on_change is not None:
             self._on_change()
 
-    def begin_watching(self, connection: sqlite3.Connection) -> None:
+    def begin_watching(self, connection: Callable[[], sqlite3.Connection]) -> None:
         """Look through this connection: SQLite's data_version tells of the others' commits only."""
         self._connection = connection
         self._data_version = self._read_data_version()
@@ -111,7 +111,7 @@ class SQLiteBacklog:
         if self._connection is None:
             return 0
         try:
-            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+            return int(self._connection().execute("PRAGMA data_version").fetchone()[0])
         except sqlite3.Error:
             return self._data_version
 

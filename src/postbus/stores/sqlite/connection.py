@@ -56,6 +56,15 @@ def open_connection(path: Path, synchronous: str, *, check: Check | None = None)
         return connection
 
 
+def is_closed(connection: sqlite3.Connection) -> bool:
+    """Whether somebody has closed it; SQLite has undone its transaction then."""
+    try:
+        connection.in_transaction  # noqa: B018
+    except sqlite3.ProgrammingError:
+        return True
+    return False
+
+
 def read_leniently(connection: sqlite3.Connection, run: Callable[[sqlite3.Connection], T]) -> T:
     """Run a query; what another program wrote may be no text at all, and must not hide the rows behind it."""
     try:

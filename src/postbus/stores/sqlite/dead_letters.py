@@ -24,7 +24,7 @@ def _query(name: str) -> str:
     return _QUERIES[name].format(handler_columns=HANDLER_COLUMNS, subscriber_columns=SUBSCRIBER_COLUMNS)
 
 
-_READ_PAGE, _READ_PAGE_OF_SUBSCRIBER = _query("read_page"), _query("read_page_of_subscriber")
+_READ_PAGE, _READ_PAGE_OF_SUBSCRIBER = _query("read_dead_letters"), _query("read_dead_letters_of_subscriber")
 _READ_WANTED_RETRIES = _query("read_wanted_retries")
 # Where an id is looked for, one after the other.
 _READ_ONE = [

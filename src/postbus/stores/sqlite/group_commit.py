@@ -3,14 +3,14 @@
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from postbus.errors import StoreBusyError, StoreError, StoreFullError, StoreReadOnlyError
 from postbus.events import GlobalSequence
 from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
-from postbus.stores.sqlite.connection import patiently, translated_errors
+from postbus.stores.sqlite.connection import is_closed, patiently, translated_errors
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
 from postbus.stores.sqlite.inserting import LARGE_BATCH, LARGEST_STATEMENT, SMALLEST_GROUP, insert_events
 from postbus.stores.sqlite.jobs import Call, Insert, Job, TransactionLostError
@@ -26,25 +26,32 @@ _LONGEST_LOG = 8_000
 _PAGES_PER_COMMIT = 5
 # A changed row, and an event that is written the short way.
 _PAGES_PER_CHANGE = 0.15
+_OF_EACH_CONNECTION = (
+    "create_unrouted_view",
+    "create_group_view",
+    "create_group_trigger",
+    "create_single_view",
+    "create_single_trigger",
+)
 
 
 class GroupCommit:
     """Owns the writing connection."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, clock: Clock) -> None:
-        self._path, self._connection, self._clock = path, connection, clock
+    def __init__(self, path: Path, connect: Callable[[], sqlite3.Connection], clock: Clock) -> None:
+        self._path, self._connect, self._clock = path, connect, clock
         self._pages_since_checkpoint = 0.0
         self._turn = FileDispatchLock(path)
         self.closing = threading.Event()
-        with translated_errors(path):
-            connection.execute(_QUERIES["create_unrouted_view"])
-            connection.execute(_QUERIES["create_group_view"])
-            connection.execute(_QUERIES["create_group_trigger"])
-            connection.execute(_QUERIES["create_single_view"])
-            connection.execute(_QUERIES["create_single_trigger"])
-            self._last_sequence = self._read_last_sequence()
+        self._last_sequence = 0
+        self._connection = self._open()
         self.head = self._last_sequence
         """The last number of which this process knows that it is durable; read by other threads too."""
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The writing connection; another one after a handler has closed it."""
+        return self._connection
 
     def write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> bool:
         """Write all jobs, each of which learns its error, and the finished; whether the latter are written.
@@ -88,15 +95,30 @@ class GroupCommit:
         self._pages_since_checkpoint += _PAGES_PER_COMMIT * commit_count
         # Busy or damaged: the next write tells, and the next look reads it again.
         with contextlib.suppress(sqlite3.Error):
-            self.head = self._last_sequence = self._read_last_sequence()
+            self.head = self._last_sequence = _read_last_sequence(self._connection)
 
     def close(self) -> None:
         """Close the connection."""
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
 
+    def _open(self) -> sqlite3.Connection:
+        connection = self._connect()
+        try:
+            with translated_errors(self._path):
+                for name in _OF_EACH_CONNECTION:
+                    connection.execute(_QUERIES[name])
+                self._last_sequence = _read_last_sequence(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     def _write_until_kept(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
         while True:
+            if is_closed(self._connection):
+                # A handler did it.
+                self._connection = self._open()
             try:
                 self._write(jobs, finished)
                 return
@@ -114,7 +136,7 @@ class GroupCommit:
         try:
             changes_before = self._connection.total_changes
             if inserts:
-                self._last_sequence = self._read_last_sequence()
+                self._last_sequence = _read_last_sequence(self._connection)
                 self._insert(inserts, finished)
             else:
                 self._finish(finished)
@@ -124,7 +146,7 @@ class GroupCommit:
             self._pages_since_checkpoint += changes * _PAGES_PER_CHANGE
         except BaseException:
             # SQLite has rolled back by itself after some errors.
-            if self._connection.in_transaction:
+            if not is_closed(self._connection) and self._connection.in_transaction:
                 self._connection.execute(_QUERIES["rollback"])
             raise
 
@@ -141,7 +163,7 @@ class GroupCommit:
                 if not self._connection.in_transaction:
                     raise TransactionLostError
         # They may have stored events too.
-        self._last_sequence = self._read_last_sequence()
+        self._last_sequence = _read_last_sequence(self._connection)
 
     def _write_at_once(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
         """One statement that is its own transaction; whether the numbers were free and no one in the way."""
@@ -182,9 +204,6 @@ class GroupCommit:
             values = (moment_to_text(self._clock.now()), sequences_to_json(finished))
             self._connection.execute(_QUERIES["finish_events"], values)
 
-    def _read_last_sequence(self) -> int:
-        return int(self._connection.execute(_QUERIES["last_sequence"]).fetchone()[0])
-
 
 def _as_one_insert(jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> list[Insert]:
     """The jobs, if all of them fit into one statement and are enough to be worth it, or just one."""
@@ -198,3 +217,7 @@ def _as_one_insert(jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> l
     if count >= LARGE_BATCH and max(counts) >= LARGE_BATCH:
         return []
     return inserts if sum([job.size for job in inserts]) <= LARGEST_STATEMENT else []
+
+
+def _read_last_sequence(connection: sqlite3.Connection) -> int:
+    return int(connection.execute(_QUERIES["last_sequence"]).fetchone()[0])

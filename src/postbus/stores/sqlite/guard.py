@@ -4,6 +4,8 @@ import contextlib
 import sqlite3
 import time
 
+from postbus.stores.sqlite.connection import is_closed
+
 # How many steps of SQLite's machine pass between two looks at the time.
 _STEPS_BETWEEN_LOOKS = 10_000
 _OUR_SAVEPOINTS = ("postbus_event", "postbus_call")
@@ -45,6 +47,8 @@ class TransactionGuard:
 
     def end(self, connection: sqlite3.Connection) -> None:
         """Make the connection what it was, whatever handlers did to it."""
+        if is_closed(connection):
+            return
         connection.set_progress_handler(None, 0)
         connection.row_factory = None
         connection.text_factory = str

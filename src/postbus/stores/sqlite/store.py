@@ -44,7 +44,6 @@ _DURABILITY = ("FULL", "NORMAL", "EXTRA")
 _LARGEST_NUMBER = 2**63 - 1
 
 T = TypeVar("T")
-_Opened = tuple[sqlite3.Connection, GroupCommit]
 
 
 class SQLiteStore:
@@ -86,11 +85,11 @@ class SQLiteStore:
         """Open or create the file and bring its schema up to date. Idempotent."""
         async with self._opening:
             if self._writer is None:
-                writing, self._commit = await self._connect()
-                self.backlog.begin_watching(writing)
+                self._commit = commit = await self._connect()
+                self.backlog.begin_watching(lambda: commit.connection)
                 self._writer = Writer(
                     self.path,
-                    self._commit,
+                    commit,
                     tick=self.backlog.look,
                     is_owner=lambda: self.dispatch_lock.is_held,
                     on_growth=self.log.wake,
@@ -227,9 +226,9 @@ class SQLiteStore:
                 f"the store on {self.path} was opened in another event loop; make one for each event loop"
             )
 
-    async def _connect(self) -> _Opened:
+    async def _connect(self) -> GroupCommit:
         given_up = threading.Event()
-        opening = asyncio.get_running_loop().run_in_executor(None, patiently, self._open_connection, given_up)
+        opening = asyncio.get_running_loop().run_in_executor(None, patiently, self._begin_commits, given_up)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -238,16 +237,19 @@ class SQLiteStore:
             opening.add_done_callback(_close_unwanted)
             raise
 
-    def _open_connection(self) -> _Opened:
+    def _begin_commits(self) -> GroupCommit:
+        return GroupCommit(self.path, self._open_connection, self._clock)
+
+    def _open_connection(self) -> sqlite3.Connection:
         connection = open_connection(self.path, self._synchronous, check=check_ours)
         try:
             with translated_errors(self.path):
                 migrate(connection, self.path, self._clock.now())
             self.guard.install(connection)
-            return connection, GroupCommit(self.path, connection, self._clock)
         except BaseException:
             connection.close()
             raise
+        return connection
 
     def _close_files(self) -> None:
         atexit.unregister(self._close_files)
@@ -275,6 +277,6 @@ def _check_number(name: str, value: object, *, at_least: int) -> None:
         raise InvalidPageError(name, value, f"a whole number of {at_least} or more")
 
 
-def _close_unwanted(opening: "asyncio.Future[_Opened]") -> None:
+def _close_unwanted(opening: "asyncio.Future[GroupCommit]") -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opening.result()[0].close()
+        opening.result().close()

@@ -10,7 +10,7 @@ from postbus.errors import StoreError, SubscriberFencedError, TransactionEndedEr
 from postbus.events import BatchOutcome, Event, RetryOutcome, SubscriberId
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.burials import note_retry
-from postbus.stores.sqlite.connection import translate
+from postbus.stores.sqlite.connection import is_closed, translate
 from postbus.stores.sqlite.guard import TransactionGuard
 from postbus.stores.sqlite.jobs import TransactionLostError
 
@@ -61,7 +61,7 @@ class Batch:
         for event in self.events:
             connection.execute(_QUERIES["begin_event"])
             error = self._call(event, connection)
-            if not connection.in_transaction or _is_of_the_store(error):
+            if is_closed(connection) or not connection.in_transaction or _is_of_the_store(error):
                 self.events, self.loss = self.events[:done_count], self._blame(error)
                 raise TransactionLostError
             if error is not None:
@@ -92,16 +92,13 @@ class Batch:
         return error
 
     def _blame(self, error: BaseException | None) -> BaseException:
-        """Who is to hear that SQLite has undone the transaction: the handler, or the user of the store."""
+        """Who is to hear that the transaction is lost: the user of the store, or the handler."""
         if isinstance(error, TimeoutError):
             return error
-        if isinstance(error, sqlite3.IntegrityError):
-            return TransactionEndedError(self.subscriber_id)  # INSERT OR ROLLBACK and the like
-        if isinstance(error, sqlite3.Error):
+        if _is_of_the_store(error) and isinstance(error, sqlite3.Error):
             return translate(error, self.path)
-        return StoreError(
-            f"{self.path}: SQLite has undone the transaction; try again; handler says: {error!r}"
-        )
+        # INSERT OR ROLLBACK and the like, or close().
+        return TransactionEndedError(self.subscriber_id)
 
     def _note_done(self, connection: sqlite3.Connection, last: Event) -> None:
         if self.retried is not None:

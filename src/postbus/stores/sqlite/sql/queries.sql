@@ -261,7 +261,7 @@ UPDATE events SET payload = 'null', purger_id = ?, purged_at = ? WHERE id = ? AN
 UPDATE event_bus_dlq SET payload = 'null', purger_id = ?, purged_at = ?
 WHERE event_id = ? AND purged_at IS NULL;
 
--- name: read_page
+-- name: read_dead_letters
 -- Both kinds, newest first: first where they are, from two indexes, and then only the rows of the page.
 WITH newest AS (
     SELECT * FROM (
@@ -283,7 +283,7 @@ SELECT {subscriber_columns}, newest_at, number FROM newest CROSS JOIN event_bus_
 ON kind = 1 AND event_bus_dlq.rowid = place
 ORDER BY newest_at DESC, number DESC;
 
--- name: read_page_of_subscriber
+-- name: read_dead_letters_of_subscriber
 SELECT {subscriber_columns} FROM event_bus_dlq WHERE resolved_at IS NULL AND subscriber_id = ?
 ORDER BY created_at DESC, global_sequence DESC LIMIT ? OFFSET ?;
 

@@ -1,0 +1,24 @@
+"""Buses with durable subscribers, each in a process of its own."""
+
+import json
+from pathlib import Path
+
+from tests.end_to_end.durable_database import EFFECTS, connect
+from tests.end_to_end.processes import PATIENCE, Child, RemoteBus, wait_until
+
+AT_WORK = ("catching_up", "live")
+
+
+class DurableBus(RemoteBus):
+    """One of them; its handlers tell the history "<subscriber>-by-<name>"."""
+
+    def __init__(self, path: Path, name: str, **subscribers: str) -> None:
+        with connect(path) as connection:
+            connection.execute(EFFECTS)
+        options = json.dumps({"name": f"-by-{name}", "subscribers": subscribers})
+        Child.__init__(self, "durable_bus", path, path.parent / "history", options, folder=path.parent)
+        self._answers, self._commands = {}, iter(range(1, 1_000_000))
+
+    def wait_for_state(self, id: str, *states: str, timeout: float = PATIENCE) -> None:
+        """Ask until its subscriber is in one of the states."""
+        wait_until(lambda: self.ask("state", id=id) in states, f"{id} is {' or '.join(states)}", timeout)

@@ -1,0 +1,188 @@
+"""Jobs that share a commit: what is wrong with one of them is nobody else's business."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postbus.errors import DuplicateEventIdError, WrongExpectedVersionError
+from postbus.events import Draft, Event, GlobalSequence, NewEvent, Progress
+from postbus.stores.sqlite import SQLiteStore
+from tests.contracts.steps import MAIL, START, add, add_dead_letter, append, make_draft
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
+    async with SQLiteStore(tmp_path / "events.db") as store:
+        yield store
+
+
+@asynccontextmanager
+async def one_group(store: SQLiteStore) -> AsyncIterator[None]:
+    """What is submitted in here waits for the writer together, so that it shares a commit."""
+    begun, gate = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold(_: object) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        gate.wait(30)
+
+    holding = asyncio.ensure_future(store.write(hold))
+    await begun.wait()
+    try:
+        yield
+        # Let every task come to where it waits.
+        for _ in range(5):
+            await asyncio.sleep(0)
+    finally:
+        gate.set()
+        await holding
+
+
+async def in_one_group(store: SQLiteStore, *calls: Awaitable[Any]) -> list[Any]:
+    """The results or errors of calls that share a commit."""
+    async with one_group(store):
+        waiting = asyncio.gather(*calls, return_exceptions=True)
+    return await waiting
+
+
+async def _log(store: SQLiteStore) -> list[tuple[str, int | None, int | None]]:
+    return [(e.id, e.global_sequence, e.stream_version) for e in await store.read_all(limit=10_000)]
+
+
+def _in_stream(event_id: str, expected_version: int | None = None, **more: Any) -> Draft:
+    return make_draft(id=event_id, stream_id="s", expected_version=expected_version, **more)
+
+
+async def test_a_wrong_version_refuses_its_own_call_only(store: SQLiteStore) -> None:
+    """The others of the group are stored with numbers and versions that know nothing of it."""
+    stored = await in_one_group(
+        store,
+        append(store, _in_stream("a", 0), _in_stream("b")),
+        append(store, _in_stream("late", 0), _in_stream("later")),
+        append(store, _in_stream("c", 2)),
+        add(store, make_draft(id="plain")),
+    )
+
+    assert isinstance(stored[1], WrongExpectedVersionError)
+    assert (stored[1].expected, stored[1].actual) == (0, 2)
+    assert await _log(store) == [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("plain", 4, None)]
+
+
+async def test_an_id_that_is_taken_refuses_its_own_call_only(store: SQLiteStore) -> None:
+    """Also where SQLite finds it and the whole group has to be written again."""
+    await append(store, make_draft(id="taken"))
+    stored = await in_one_group(
+        store,
+        append(store, _in_stream("a")),
+        append(store, _in_stream("x"), make_draft(id="taken")),
+        append(store, _in_stream("b")),
+    )
+
+    assert isinstance(stored[1], DuplicateEventIdError)
+    assert await _log(store) == [("taken", 1, None), ("a", 2, 1), ("b", 3, 2)]
+
+
+async def test_a_save_that_is_refused_for_its_drafts_writes_nothing(store: SQLiteStore) -> None:
+    """Neither its checkpoint nor its states, whatever else is in the commit."""
+    owner = await store.checkpoints.claim(MAIL, START)
+    refused = Progress(
+        subscriber_id=MAIL,
+        epoch=owner.epoch,
+        position=GlobalSequence(5),
+        drafts=[make_draft(id="x"), _in_stream("y", 7)],
+    )
+    results = await in_one_group(store, store.checkpoints.save(refused), append(store, _in_stream("a")))
+
+    assert isinstance(results[0], WrongExpectedVersionError)
+    assert await _log(store) == [("a", 1, 1)]
+    assert await store.checkpoints.load(MAIL) == owner
+
+
+async def test_a_given_id_is_stored_once_by_a_group_that_has_it_twice(store: SQLiteStore) -> None:
+    """And takes one number and one version."""
+    stored = await in_one_group(
+        store,
+        append(store, _in_stream("once", is_idempotent=True)),
+        append(store, _in_stream("once", is_idempotent=True), _in_stream("b")),
+    )
+
+    assert await _log(store) == [("once", 1, 1), ("b", 2, 2)]
+    assert [[event.global_sequence for event in events] for events in stored] == [[1], [1, 2]]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 99, 499, 500, 501, 600, 1001])
+@pytest.mark.parametrize("stream_id", [None, "s"])
+async def test_a_batch_of_any_size_is_stored_in_order(
+    store: SQLiteStore, count: int, stream_id: str | None
+) -> None:
+    """Whichever statement it is written with."""
+    await append(store, make_draft(id="before", stream_id=stream_id))
+    drafts = [
+        make_draft("order.placed", {"n": n}, id=f"event-{n}", stream_id=stream_id, metadata={"n": str(n)})
+        for n in range(count)
+    ]
+    numbers = await add(store, *drafts)
+
+    assert numbers == list(range(2, count + 2))
+    events = await store.read_all(after=1, limit=10_000)
+    assert [event.global_sequence for event in events] == numbers
+    assert [event.payload for event in events] == [{"n": n} for n in range(count)]
+    assert [event.metadata for event in events] == [{"n": str(n)} for n in range(count)]
+    expected = [None] * count if stream_id is None else numbers
+    assert [event.stream_version for event in events] == expected
+
+
+async def test_payloads_that_do_not_fit_into_one_statement_are_stored_all_the_same(
+    store: SQLiteStore,
+) -> None:
+    """Three of seven megabytes, in one call."""
+    events = await append(store, *[_in_stream(str(n), payload="x" * 7_000_000) for n in range(3)])
+
+    assert [event.stream_version for event in events] == [1, 2, 3]
+    assert [len(event.payload) for event in await store.read_stream("s")] == [7_000_000] * 3
+
+
+async def test_the_version_of_a_deleted_event_is_never_used_again(store: SQLiteStore) -> None:
+    """Purging a handlers' dead letter deletes its event; the stream goes on after it."""
+    await append(store, _in_stream("a"))
+    await add_dead_letter(store, _in_stream("b"))
+    deleted = await store.get("b")
+    assert await store.dead_letters.purge(deleted.created_at) == 1
+    (event,) = await store.append("s", [("order.paid", None)], expected_version=2)
+
+    assert (event.global_sequence, event.stream_version) == (3, 3)
+
+
+async def test_what_a_draft_tells_about_itself_is_stored(store: SQLiteStore) -> None:
+    """All the columns that most events leave empty."""
+    new = NewEvent(
+        "order.placed", {"n": 1}, {"k": "v"}, actor_id="me", correlation_id="c", causation_id="a",
+        schema_version=3,
+    )  # fmt: skip
+    (told,) = await store.append("s", [new])
+    stored = await store.get(told.id)
+
+    assert told == stored
+    assert isinstance(stored, Event)
+    assert (stored.actor_id, stored.correlation_id, stored.causation_id, stored.schema_version) == (
+        "me", "c", "a", 3,
+    )  # fmt: skip
+
+
+async def test_a_store_on_the_same_file_is_woken_and_knows_the_head(
+    tmp_path: Path, store: SQLiteStore
+) -> None:
+    """Whoever has written: its connection is another one, as another process's would be."""
+    async with SQLiteStore(tmp_path / "events.db") as other:
+        woken = asyncio.Event()
+        store.log.watch(woken.set)
+        await append(other, make_draft(), make_draft())
+        await asyncio.wait_for(woken.wait(), 30)
+
+        assert store.log.known_head == 2
+        assert (await append(store, make_draft()))[0].global_sequence == 3
