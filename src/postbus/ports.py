@@ -156,8 +156,9 @@ class DeadLetterStore(Protocol):
     async def purge(self, cutoff: datetime) -> int:
         """Delete dead letters with created_at <= cutoff, resolved ones too; how many.
 
-        Of a durable subscriber only its dead letter goes, with the date on which it became one;
-        the event stays in the log for the others.
+        Of a durable subscriber only its dead letter goes, by the date on which it became one; the event
+        stays in the log. One of the in-process handlers is deleted, unless it belongs to a stream or a
+        durable subscriber has not come to it yet: then it only ceases to be a dead letter.
         """
         ...
 

@@ -29,6 +29,7 @@ from tests.contracts.steps import (
     bury,
     make_draft,
     sequence_of,
+    status_of,
 )
 
 
@@ -535,12 +536,37 @@ class TestPurge:
         assert (await store.dead_letters.page(10, 0, None)).events == [kept]
         assert await store.dead_letters.get(event.id) == kept
 
+    async def test_what_a_subscriber_has_not_come_to_yet_stays_in_the_log(
+        self, store: Store, mail: Checkpoint, clock: ManualClock
+    ) -> None:
+        """It is no dead letter of the handlers any more, and nothing undelivered is deleted."""
+        passed, ahead = make_draft(created_at=clock.now()), make_draft(created_at=clock.now())
+        position = await add_dead_letter(store, passed)
+        await store.checkpoints.save(
+            Progress(subscriber_id=MAIL, epoch=mail.epoch, position=position, event_id=passed.id)
+        )
+        await add_dead_letter(store, ahead)
+        purged = await store.dead_letters.purge(clock.now())
+
+        assert (purged, (await store.dead_letters.page(10, 0, None)).total) == (2, 0)
+        assert [event.id for event in (await store.log.read(START, 10, None)).events] == [ahead.id]
+        assert await status_of(store, ahead) is EventStatus.DONE
+
+    async def test_an_event_of_a_stream_stays_in_its_stream(self, store: Store, clock: ManualClock) -> None:
+        """A stream without holes is worth more than the room of one event."""
+        draft = make_draft(created_at=clock.now(), stream_id="order-1")
+        await add_dead_letter(store, draft)
+        purged = await store.dead_letters.purge(clock.now())
+
+        assert (purged, (await store.dead_letters.page(10, 0, None)).total) == (1, 0)
+        assert [event.id for event in await store.log.read_stream("order-1", 1, None)] == [draft.id]
+
     async def test_resolved_ones_are_purged_too(
         self, store: Store, mail: Checkpoint, clock: ManualClock
     ) -> None:
         """Of both kinds; then their ids are unknown."""
-        dead = await bury(store, mail, await _append_one(store))
         await add_dead_letter(store, make_draft(id="handlers", created_at=clock.now()))
+        dead = await bury(store, mail, await _append_one(store))
         for dead_letter_id in (dead.dead_letter_id, "handlers"):
             await store.dead_letters.resolve(dead_letter_id, "anna", None)
         purged = await store.dead_letters.purge(clock.now())

@@ -9,7 +9,11 @@ _MARK = "-- name:"
 def load_queries(package: str, file_name: str) -> Mapping[str, str]:
     """Every named block of a package's sql/ file, in the file's order; comments stay out."""
     text = resources.files(package).joinpath("sql", file_name).read_text(encoding="utf-8")
-    return dict(_blocks(text))
+    queries: dict[str, str] = {}
+    for name, query in _blocks(text):
+        assert name not in queries, f"{file_name} has two blocks named {name}"
+        queries[name] = query
+    return queries
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:

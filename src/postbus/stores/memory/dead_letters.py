@@ -56,10 +56,19 @@ class InMemoryDeadLetters:
         old = [each for each in self._all() if _age(each)[0] <= cutoff]
         for each in old:
             if isinstance(each, Record):
-                self._state.delete(each)
+                self._purge_event(each)
             else:
                 del self._state.graves[each.id]
         return len(old)
+
+    def _purge_event(self, record: Record) -> None:
+        """Delete it, unless a stream would have a hole, or a durable subscriber has not come to it yet."""
+        positions = [checkpoint.position for checkpoint in self._state.checkpoints.values()]
+        if record.draft.stream_id is None and record.sequence <= min(positions, default=record.sequence):
+            self._state.delete(record)
+        else:
+            record.dlq_at = None
+            self._state.move(record, EventStatus.DONE)
 
     async def wanted_retries(self, subscriber_id: SubscriberId, limit: int) -> list[DeadLetter]:
         """Dead letters of this subscriber that are marked for one more attempt, oldest first."""

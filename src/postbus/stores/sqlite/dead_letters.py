@@ -119,11 +119,13 @@ class SQLiteDeadLetters:
 
     async def purge(self, cutoff: datetime) -> int:
         """Delete dead letters with created_at <= cutoff, resolved ones too; how many."""
-        values = (moment_to_text(cutoff.astimezone(UTC)),)
+        last = moment_to_text(cutoff.astimezone(UTC))
+        now = self._now()
 
         def purge(connection: sqlite3.Connection) -> int:
-            count = connection.execute(_QUERIES["purge_dead_letters"], values).rowcount
-            return count + connection.execute(_QUERIES["purge_subscriber_dead_letters"], values).rowcount
+            count = connection.execute(_QUERIES["keep_purged_events"], (now, last)).rowcount
+            count += connection.execute(_QUERIES["purge_dead_letters"], (last,)).rowcount
+            return count + connection.execute(_QUERIES["purge_subscriber_dead_letters"], (last,)).rowcount
 
         return await self._file.write(purge)
 

@@ -356,6 +356,13 @@ WHERE id = :id AND status = 'dlq' AND resolved_at IS NULL;
 UPDATE event_bus_dlq SET resolved_at = :now, resolved_by = :by, notes = :notes, retry_wanted_at = NULL
 WHERE (id = :id OR event_id = :id) AND resolved_at IS NULL;
 
+-- name: keep_purged_events
+-- They are no dead letters any more, but a stream would have a hole without them, or a durable subscriber
+-- has not come to them yet.
+UPDATE events SET status = 'done', dlq_at = NULL, updated_at = ?
+WHERE status = 'dlq' AND created_at <= ? AND (stream_id IS NOT NULL
+    OR global_sequence > (SELECT min(last_global_sequence) FROM event_bus_checkpoints));
+
 -- name: purge_dead_letters
 DELETE FROM events WHERE status = 'dlq' AND created_at <= ?;
 
