@@ -2,12 +2,10 @@
 
 from postbus.bus import EventBus
 from postbus.config import (
-    Batched,
     CheckpointMode,
     InstanceMode,
     ReliableDeliveryConfig,
     RetryPolicy,
-    Synchronous,
 )
 from postbus.delivery.counters import RetryCounters
 from postbus.delivery.handle import SubscriptionHandle
@@ -50,7 +48,6 @@ from postbus.errors import (
     WrongExpectedVersionError,
 )
 from postbus.events import (
-    Checkpoint,
     DeadLetter,
     DeadLetterPage,
     Event,
@@ -66,9 +63,7 @@ from postbus.stores.memory import InMemoryStore
 from postbus.stores.sqlite import SQLiteStore
 
 __all__ = [
-    "Batched",
     "BusLoopError",
-    "Checkpoint",
     "CheckpointMode",
     "DLQInspector",
     "DeadLetter",
@@ -124,7 +119,6 @@ __all__ = [
     "SubscriptionNotFoundError",
     "SubscriptionRow",
     "SubscriptionStoppedError",
-    "Synchronous",
     "TransactionEndedError",
     "UpcastError",
     "WrongExpectedVersionError",

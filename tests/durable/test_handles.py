@@ -91,7 +91,7 @@ class TestState:
 
         store.subscriber_locks.release(SubscriberId(ID))
         await clock.advance(0.2)
-        await soon(bus.idle())
+        await soon(bus.subscription(ID).caught_up())
         assert handler.payloads == [1]
 
     async def test_a_bus_that_never_started_stops_its_subscribers(self, make_bus: MakeBus) -> None:
@@ -489,6 +489,7 @@ class TestUnsubscribing:
         """The new one waits until the old one has let go."""
         bus = make_bus()
         old, new = await blocked(bus, 1, 2), FlakyHandler()
+        leaving = bus.subscription(ID)
         bus.unsubscribe(ID)
         bus.subscribe("*", new, id=ID)
         await soon(clock.wait_for_sleepers(1))
@@ -496,8 +497,7 @@ class TestUnsubscribing:
         assert new.events == []
 
         old.released.set()
-        for _ in range(20):
-            await until(lambda: True)
+        await until(lambda: leaving.state == "stopped")
         await clock.advance(0.2)
         await soon(bus.subscription(ID).caught_up())
         assert (len(old.events), new.payloads) == (1, [2])

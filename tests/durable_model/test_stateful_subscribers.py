@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import assert_never
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from postbus.events import GlobalSequence, NewEvent, SubscriberId
 from postbus.ports import Store
@@ -20,6 +20,7 @@ from tests.durable_model.commands import (
     Command,
     Crash,
     Fence,
+    Item,
     LetTimePass,
     Pause,
     Publish,
@@ -30,8 +31,15 @@ from tests.durable_model.commands import (
     Run,
     commands,
 )
-from tests.durable_model.model import Model
-from tests.durable_model.process import SUBSCRIBERS, Process, new_stories
+from tests.durable_model.model import FOR_EVER, Model
+from tests.durable_model.process import (
+    BATCHED_PROJECTION,
+    SUBSCRIBERS,
+    SYNCHRONOUS,
+    TRANSACTIONAL,
+    Process,
+    new_stories,
+)
 
 # Generous: only a subscriber that waits for ever takes as long.
 _PATIENCE = 15.0
@@ -173,7 +181,30 @@ class Course:
         return Process(store, self._clock, self._model, turn_seconds)
 
 
+def _publish(count: int, **trouble: tuple[int, int]) -> Publish:
+    return Publish((Item("order.placed", None, trouble),) * count)
+
+
+# What was once wrong, and chance finds too seldom.
+_TAKEN_OVER_WITH_STATES_UNWRITTEN = [
+    _publish(2),
+    Run(144),
+    Fence(BATCHED_PROJECTION, releases=True),
+    _publish(4),
+    Run(144),
+]
+_RETRIED_AND_KILLS_AGAIN = [
+    _publish(1, synchronous=(0, FOR_EVER), transactional=(0, FOR_EVER)),
+    Run(144),
+    RetryDeadLetters(SYNCHRONOUS),
+    RetryDeadLetters(TRANSACTIONAL),
+    Run(144),
+]
+
+
 @settings(max_examples=100)
+@example(_TAKEN_OVER_WITH_STATES_UNWRITTEN)
+@example(_RETRIED_AND_KILLS_AGAIN)
 @given(commands)
 def test_in_memory_no_course_of_things_loses_an_event(steps: list[Command]) -> None:
     """All is processed or a dead letter, in order; repeated only after a death; effects exactly once."""

@@ -7,6 +7,13 @@ import os
 import traceback
 from collections.abc import Callable
 
+_STDOUT = 1
+
+
+def tell(what: object) -> None:
+    """One line to the parent, in one piece whoever else writes to the same pipe."""
+    os.write(_STDOUT, f"{what}\n".encode())
+
 
 def run_in_fork(run: Callable[[], object], on_fork: Callable[[int], None] = lambda _: None) -> int:
     """The exit code of a process that runs it, negative for a signal; *on_fork* learns which it is."""

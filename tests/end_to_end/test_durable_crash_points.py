@@ -58,7 +58,6 @@ def test_a_crash_at_any_write_to_the_database_costs_no_subscriber_an_event(tmp_p
             if not any(list(workers.map(crash_and_recover, children, folders, ks, [when] * CHILD_COUNT))):
                 break
 
-    print(first)
     assert first >= LEAST_CALLS
 
 

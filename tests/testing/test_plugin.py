@@ -106,6 +106,17 @@ def test_it_was_shut_down():
     assert buses[0]._is_shut_down
 """
 
+# As plugins do that give a failed test another chance.
+RUN_TWICE = """
+from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item, nextitem):
+    for _ in range(2):
+        runtestprotocol(item, nextitem=nextitem)
+        item._initrequest()
+    return True
+"""
+
 # Plugins such as anyio's call an async test in a loop of their own.
 OTHER_RUNNER = """
 import asyncio, inspect, pytest
@@ -155,6 +166,14 @@ def test_a_program_can_put_its_own_bus_and_clock_in_place(pytester: pytest.Pytes
     pytester.makepyfile(OWN_BUS)
 
     run_with_pytest_asyncio(pytester, "auto").assert_outcomes(passed=count_tests(OWN_BUS))
+
+
+def test_a_test_that_is_run_again_has_another_bus(pytester: pytest.Pytester) -> None:
+    """The first one was shut down."""
+    pytester.makeconftest(RUN_TWICE)
+    pytester.makepyfile("async def test_it_is_alive(postbus_bus): await postbus_bus.publish('order.placed')")
+
+    run_with_pytest_asyncio(pytester, "auto").assert_outcomes(passed=2)
 
 
 def test_other_tests_are_left_alone(pytester: pytest.Pytester) -> None:

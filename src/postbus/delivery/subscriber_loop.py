@@ -119,6 +119,8 @@ class SubscriberLoop:
     def resume(self) -> None:
         """Go on."""
         self._is_paused = False
+        if self._phase == "paused":
+            self._set_phase("catching_up")
         self.wake()
         self._note_progress()
 

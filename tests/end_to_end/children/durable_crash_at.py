@@ -26,7 +26,7 @@ from postbus import (
 )
 from tests.end_to_end.children.crash_at import CrashingConnection
 from tests.end_to_end.durable_database import EFFECTS, INSERT_EFFECT
-from tests.end_to_end.forks import run_in_fork
+from tests.end_to_end.forks import run_in_fork, tell
 from tests.end_to_end.history import ACKNOWLEDGED, History
 
 SYNCHRONOUS, BATCHED, TRANSACTIONAL, SAGA = "synchronous", "batched", "transactional", "saga"
@@ -138,4 +138,4 @@ def crash(path: str, history: str, k: str, when: str) -> None:
 if __name__ == "__main__":
     logging.getLogger("postbus").setLevel(logging.CRITICAL)
     for line in sys.stdin:
-        print(run_in_fork(functools.partial(crash, *line.split())), flush=True)
+        tell(run_in_fork(functools.partial(crash, *line.split())))

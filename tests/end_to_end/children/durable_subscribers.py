@@ -1,6 +1,6 @@
 """Forks processes with three durable subscribers, one after the other, for somebody to kill.
 
-Arguments: the database, the history. Lines in: "work" (publish and subscribe), "subscribe", "publish" or
+Arguments: the database, the history, SQLite's setting of synchronous. Lines in: "work" (publish and subscribe), "subscribe", "publish" or
 "finish" (subscribe to the end of the log). Lines out: the process, then "begun" when it has published or
 handled something, then its exit code.
 """
@@ -14,9 +14,9 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from postbus import CheckpointMode, Event, EventBus, NewEvent, ReliableDeliveryConfig
+from postbus import CheckpointMode, Event, EventBus, NewEvent, ReliableDeliveryConfig, SQLiteStore
 from tests.end_to_end.durable_database import EFFECTS, INSERT_EFFECT
-from tests.end_to_end.forks import run_in_fork
+from tests.end_to_end.forks import run_in_fork, tell
 from tests.end_to_end.history import ACKNOWLEDGED, History
 
 SYNCHRONOUS, BATCHED, TRANSACTIONAL = "synchronous", "batched", "transactional"
@@ -24,19 +24,20 @@ SUBSCRIBERS = (SYNCHRONOUS, BATCHED, TRANSACTIONAL)
 BATCH_SIZE = 100
 PUBLISHER_COUNT = 4
 # So that a kill finds subscribers at the head of the log as well as behind it.
-MOST_LAG = 200
+MOST_LAG = 500
 BATCH = ("order.ok", "order.flaky", "order.ok", "order.poison", "order.ok")
-CONFIG = ReliableDeliveryConfig(max_retries=2, initial_retry_delay=0.001)
+# An attempt that the process did not survive counts. So many of the same event are no accident any more.
+CONFIG = ReliableDeliveryConfig(max_retries=9, initial_retry_delay=0.0005, max_retry_delay=0.001)
 
 
 class Child:
     """One process."""
 
-    def __init__(self, path: str, history: History) -> None:
+    def __init__(self, path: str, history: History, synchronous: str) -> None:
         self._history = history
         self._attempts: set[tuple[str, str]] = set()
         self._has_begun = False
-        self._bus = EventBus(path, config=CONFIG)
+        self._bus = EventBus(SQLiteStore(path, synchronous=synchronous), config=CONFIG)
 
     async def live(self, role: str) -> None:
         """Until somebody ends it, or to the end of the log."""
@@ -85,14 +86,15 @@ class Child:
     async def _publish(self, publisher: int) -> None:
         bus, stream_id = self._bus, f"stream-{os.getpid()}-{publisher}"
         for number in itertools.count():
-            await self._wait_for_subscribers()
-            match (publisher + number) % 4:
-                case 0:
+            if number % 5 == publisher:
+                await self._wait_for_subscribers()
+            match (publisher * 2 + number) % 8:
+                case 0 | 2:
                     event_ids = [await bus.publish("order.ok", number)]
-                case 1:
+                case 1 | 3:
                     event_ids = [await bus.publish("order.ok", number, stream_id=stream_id)]
-                case 2:
-                    event_ids = await bus.publish_many([("order.ok", number)] * 10)
+                case 4 | 5 | 6:
+                    event_ids = await bus.publish_many([("order.ok", number)] * 30)
                 case _:
                     batch = {"batch": f"{stream_id}-{number}", "size": len(BATCH)}
                     event_ids = await bus.publish_many([NewEvent(type, batch) for type in BATCH])
@@ -110,21 +112,21 @@ class Child:
     def _tell(self) -> None:
         if not self._has_begun:
             self._has_begun = True
-            print("begun", flush=True)
+            tell("begun")
 
 
-def live_in_fork(role: str, path: str, history: Path) -> int:
+def live_in_fork(role: str, path: str, history: str, synchronous: str) -> int:
     """The exit code of a process in this role."""
-    return run_in_fork(
-        lambda: asyncio.run(Child(path, History(history)).live(role)),
-        lambda process: print(process, flush=True),
-    )
+
+    def live() -> None:
+        asyncio.run(Child(path, History(Path(history)), synchronous).live(role))
+
+    return run_in_fork(live, on_fork=tell)
 
 
 if __name__ == "__main__":
     logging.getLogger("postbus").setLevel(logging.CRITICAL)
-    database = sys.argv[1]
-    with closing(sqlite3.connect(database, timeout=10.0)) as connection:
+    with closing(sqlite3.connect(sys.argv[1], timeout=10.0)) as connection:
         connection.execute(EFFECTS)
     for line in sys.stdin:
-        print(live_in_fork(line.strip(), database, Path(sys.argv[2])), flush=True)
+        tell(live_in_fork(line.strip(), *sys.argv[1:]))
