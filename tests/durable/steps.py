@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from postbus import Checkpoint, DeadLetter, EventBus, InMemoryStore, SQLiteStore, StoreClosedError
-from postbus.events import SubscriberId
+from postbus import DeadLetter, EventBus, InMemoryStore, SQLiteStore, StoreClosedError
+from postbus.events import Checkpoint, SubscriberId
 from postbus.ports import Clock, Store
 from postbus.testing import ManualClock
 from tests.contracts.backends import EventStore

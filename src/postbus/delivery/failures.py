@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from postbus.config import Batched
 from postbus.delivery.checkpoint_writer import CheckpointWriter
 from postbus.delivery.patience import Patience
+from postbus.delivery.solitude import Solitude
 from postbus.delivery.subscriber import Subscriber
 from postbus.events import Burial, Checkpoint, DeadLetter, Event, GlobalSequence, RetryOutcome
 from postbus.policy.retry import is_exhausted, retry_delay
@@ -50,10 +51,11 @@ class Failures:
         writer: CheckpointWriter,
         patience: Patience,
         memory: FailureMemory,
+        solitude: Solitude,
         noise: Callable[[], float],
     ) -> None:
         self._subscriber, self._writer, self._patience = subscriber, writer, patience
-        self.memory, self._noise = memory, noise
+        self.memory, self._solitude, self._noise = memory, solitude, noise
         self._begun = (checkpoint.attempt_sequence, checkpoint.attempt_count)
         self._careful_left = _careful_count(subscriber) if checkpoint.was_interrupted else 0
         # What the owner before was at when it ended, until somebody was told.
@@ -79,13 +81,16 @@ class Failures:
         if is_exhausted(self._subscriber.retry, len(errors)):
             await self.bury(event, sequence, errors)
             return False
+        if _INTERRUPTED in errors and is_exhausted(self._subscriber.retry, len(errors) + 1):
+            await self._solitude.begin_alone(self, self._patience)
         self._begun = (sequence, len(errors) + 1)
         await self._writer.write_attempt(*self._begun)
         return True
 
     async def may_retry(self, letter: DeadLetter, sequence: GlobalSequence) -> bool:
         """Whether a dead letter may be retried: not if that has just ended the process."""
-        if not self.is_careful:
+        # A handler that was left behind has ended no process: its story is told as it is.
+        if not self.is_careful or sequence in self.memory.left_behind:
             return True
         if self._left_at == sequence:
             self._left_at = None
@@ -96,11 +101,13 @@ class Failures:
 
     def note_success(self, sequence: GlobalSequence) -> None:
         """The event was processed."""
+        self._solitude.end_alone(self)
         self.memory.forget(sequence)
         self._careful_left = max(0, self._careful_left - 1)
 
     async def take(self, event: Event, sequence: GlobalSequence, failed: Failed) -> bool:
         """Wait until it is time for the next attempt; whether there is none, because it is a dead letter."""
+        self._solitude.end_alone(self)
         errors = self.memory.errors.setdefault(sequence, [])
         errors.append(failed.error)
         policy = self._subscriber.retry

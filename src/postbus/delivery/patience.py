@@ -107,14 +107,10 @@ class Patience:
     async def sleep(self, seconds: float) -> None:
         """Return after so many seconds. StoppedError."""
         sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
-        await self._race(sleeping)
+        await self.race(sleeping)
 
-    async def wait_for(self, event: asyncio.Event) -> None:
-        """Return when the event is set. StoppedError."""
-        if not event.is_set():
-            await self._race(asyncio.ensure_future(event.wait()))
-
-    async def _race(self, waiting: "asyncio.Future[Any]") -> None:
+    async def race(self, waiting: "asyncio.Future[Any]") -> None:
+        """Return when the future is done. StoppedError."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -10,6 +10,7 @@ from postbus.delivery.deliveries import LeftBehindError
 from postbus.delivery.failures import FailureMemory
 from postbus.delivery.ownership import Ownership, Surroundings
 from postbus.delivery.patience import Patience, StoppedError
+from postbus.delivery.solitude import Solitude
 from postbus.delivery.subscriber import Subscriber, find_start
 from postbus.errors import StoreClosedError, SubscriberFencedError
 from postbus.events import Checkpoint, GlobalSequence
@@ -30,6 +31,7 @@ class SubscriberLoop:
         subscriber: Subscriber,
         store: Store,
         config: ReliableDeliveryConfig,
+        solitude: Solitude,
         clock: Clock,
         noise: Callable[[], float],
     ) -> None:
@@ -43,6 +45,7 @@ class SubscriberLoop:
             noise=noise,
             patience=self.patience,
             memory=FailureMemory(),
+            solitude=solitude,
             has_changed=self._has_changed,
             wake=self.wake,
             on_page=self._note_page,
@@ -164,7 +167,7 @@ class SubscriberLoop:
                 await self._serve()
         except LeftBehindError:
             logger.warning("a handler of %s ended that was given up before", self.subscriber.id)
-            self._left_tasks.discard(asyncio.current_task())  # type: ignore[arg-type]
+            self._left_tasks.discard(asyncio.current_task())
             return
         except StoppedError:
             pass

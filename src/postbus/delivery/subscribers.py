@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from postbus.config import ReliableDeliveryConfig
 from postbus.delivery.handle import SubscriptionHandle
+from postbus.delivery.solitude import Solitude
 from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.subscriber_loop import SubscriberLoop
 from postbus.errors import DuplicateSubscriberError, SubscriptionNotFoundError
@@ -19,6 +20,7 @@ class Subscribers:
         self, store: Store, config: ReliableDeliveryConfig, clock: Clock, noise: Callable[[], float]
     ) -> None:
         self._store, self._config, self._clock, self._noise = store, config, clock, noise
+        self._solitude = Solitude()
         self._loops: dict[str, SubscriberLoop] = {}
         # Unsubscribed, and still at their last event.
         self._leaving: set[SubscriberLoop] = set()
@@ -32,7 +34,7 @@ class Subscribers:
         """Serve it from now on, or from start() on."""
         if subscriber.id in self._loops:
             raise DuplicateSubscriberError(subscriber.id)
-        loop = SubscriberLoop(subscriber, self._store, self._config, self._clock, self._noise)
+        loop = SubscriberLoop(subscriber, self._store, self._config, self._solitude, self._clock, self._noise)
         self._loops[subscriber.id] = loop
         if self._is_started:
             self._start(loop)
