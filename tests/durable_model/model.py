@@ -142,6 +142,8 @@ class Model:
         for story in self.stories.values():
             position = seen.positions.get(story.id, 0)
             dead = seen.dead[story.id].keys()
+            # A process may die after its transaction was written, and before it learns of that.
+            story.handled.update(seen.effects.get(story.id, ()))
             passed = {number for number, event in seen.log.items() if story.wants(event.type)}
             passed = {number for number in passed if number <= position}
             lost = passed - story.handled - dead

@@ -222,6 +222,8 @@ class Process:
             ]
             burials = [number_of(burial.event) for burial in progress.burials]
             was_fenced = story.reigns[-1].is_fenced
+            if story.id == TRANSACTIONAL:
+                story.handled.update(self._read_effects())
             self._check(lambda: story.check_moves_to(progress.position, wanted, burials))
             await call(*given)
             self._check(lambda: story.check_owner(was_fenced))

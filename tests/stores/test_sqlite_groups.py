@@ -147,15 +147,6 @@ async def test_payloads_that_do_not_fit_into_one_statement_are_stored_all_the_sa
     assert [len(event.payload) for event in await store.read_stream("s")] == [7_000_000] * 3
 
 
-async def test_the_version_of_a_deleted_event_is_never_used_again(store: SQLiteStore) -> None:
-    """Somebody deletes the last event of a stream by hand; the stream goes on after it."""
-    await append(store, _in_stream("a"), _in_stream("b"))
-    await store.write(lambda connection: connection.execute("DELETE FROM events WHERE id = 'b'"))
-    (event,) = await store.append("s", [("order.paid", None)], expected_version=2)
-
-    assert (event.global_sequence, event.stream_version) == (3, 3)
-
-
 async def test_what_a_draft_tells_about_itself_is_stored(store: SQLiteStore) -> None:
     """All the columns that most events leave empty."""
     new = NewEvent(

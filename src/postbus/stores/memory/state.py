@@ -25,7 +25,7 @@ class State:
     by_status: dict[EventStatus, set[int]] = field(
         default_factory=lambda: {status: set() for status in EventStatus}
     )
-    # Versions and their numbers; the last version stays when its event is deleted.
+    # Versions and their numbers.
     streams: dict[str, dict[int, int]] = field(default_factory=dict)
     stream_versions: dict[str, int] = field(default_factory=dict)
     subscriptions: list[SubscriptionRow] = field(default_factory=list)
@@ -67,12 +67,10 @@ class State:
         return record
 
     def delete(self, record: Record) -> None:
-        """Forget an event; neither its sequence number nor its version is used again."""
+        """Forget an event that is in no stream; its sequence number is not used again."""
         del self.records[record.sequence]
         del self.by_id[record.draft.id]
         self.by_status[record.status].remove(record.sequence)
-        if record.draft.stream_id is not None and record.stream_version is not None:
-            del self.streams[record.draft.stream_id][record.stream_version]
 
     def with_status(self, status: EventStatus) -> list[Record]:
         """The events in this status, in no order."""

@@ -22,8 +22,6 @@ _ADDED_IN_2 = [
             "index_streams",
             "count_buried_events",
             "count_deleted_dead_letters",
-            "create_deleted_versions",
-            "keep_deleted_versions",
             "create_checkpoints",
             "create_subscriber_dead_letters",
             "index_subscriber_dead_letters_by_age",

@@ -125,9 +125,8 @@ SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events';
 SELECT
     (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'),
     (SELECT status FROM postbus_unrouted),
-    (SELECT json_group_object(value, max(
-        coalesce((SELECT max(stream_version) FROM events WHERE stream_id = value), 0),
-        coalesce((SELECT version FROM postbus_deleted_versions WHERE stream_id = value), 0)))
+    (SELECT json_group_object(value,
+        coalesce((SELECT max(stream_version) FROM events WHERE stream_id = value), 0))
      FROM json_each(?)),
     (SELECT json_group_array(value) FROM json_each(?)
      WHERE EXISTS (SELECT 1 FROM events WHERE id = value));

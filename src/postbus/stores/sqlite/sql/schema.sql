@@ -74,20 +74,6 @@ BEGIN
     UPDATE postbus_dead_letter_count SET total = total - 1;
 END;
 
--- name: create_deleted_versions
--- A version is never used twice either, not even after a purge has deleted the last event of its stream.
-CREATE TABLE postbus_deleted_versions (
-    stream_id TEXT NOT NULL PRIMARY KEY,
-    version INTEGER NOT NULL
-) WITHOUT ROWID;
-
--- name: keep_deleted_versions
-CREATE TRIGGER postbus_keep_versions AFTER DELETE ON events WHEN old.stream_id IS NOT NULL
-BEGIN
-    INSERT INTO postbus_deleted_versions (stream_id, version) VALUES (old.stream_id, old.stream_version)
-    ON CONFLICT (stream_id) DO UPDATE SET version = max(version, excluded.version);
-END;
-
 -- name: create_subscriptions
 CREATE TABLE IF NOT EXISTS subscriptions (
     id TEXT PRIMARY KEY,
