@@ -13,7 +13,7 @@ from postbus.events import Checkpoint, SubscriberId
 from postbus.ports import Clock, Store
 from postbus.testing import ManualClock
 from tests.contracts.backends import EventStore
-from tests.delivery.steps import begin, soon
+from tests.delivery.steps import begin, query, soon
 
 ID = "mail"
 
@@ -31,6 +31,10 @@ class Database(Protocol):
         """A store for one bus at a time."""
         ...
 
+    def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Run a statement where transactional handlers write, past postbus; its rows."""
+        ...
+
 
 class MemoryDatabase:
     """Closed and opened again it has the same events, as a file would."""
@@ -41,6 +45,9 @@ class MemoryDatabase:
     def new_store(self) -> EventStore:
         return self._store
 
+    def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        return self._store.connection.execute(sql, values).fetchall()
+
 
 class SQLiteDatabase:
     """A file."""
@@ -50,6 +57,9 @@ class SQLiteDatabase:
 
     def new_store(self) -> EventStore:
         return SQLiteStore(self.path, clock=self._clock)
+
+    def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        return query(self.path, sql, *values)
 
 
 DATABASES: dict[str, Callable[[Path, Clock], Database]] = {
