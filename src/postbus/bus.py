@@ -128,7 +128,9 @@ class EventBus:
             self._store.queue, self._subscriptions, self._dispatcher, self._couriers, self._lane
         )
         self._drafts = Drafts(self._publisher.status_for, self._clock, id_factory, max_payload_bytes)
-        config = config or ReliableDeliveryConfig()
+        config = ReliableDeliveryConfig() if config is None else config
+        if not isinstance(config, ReliableDeliveryConfig):
+            raise InvalidConfigError("config", config, "a ReliableDeliveryConfig")
         self._registration = Registration(
             self._retry, config, handler_timeout, threads, self._drafts, self._store.states, self._clock
         )
@@ -311,6 +313,8 @@ class EventBus:
             start_from=start_from,
             checkpoint_mode=checkpoint_mode,
         )
+        if self._loop is not None:
+            self._check_loop("subscribe")
         self._subscribers.add(subscriber)
         return subscriber.id
 
@@ -412,9 +416,14 @@ class EventBus:
             self._check_loop(action)
 
     def _check_loop(self, action: str) -> None:
-        if self._loop is not asyncio.get_running_loop():
+        try:
+            is_ours = self._loop is asyncio.get_running_loop()
+        except RuntimeError:
+            is_ours = False  # a thread, such as that of a plain handler
+        if not is_ours:
             raise BusLoopError(
-                f"cannot {action}: this bus was started in another event loop; make a bus for each event loop"
+                f"cannot {action}: this bus was started in another event loop; make a bus for each event "
+                "loop, and call it in that loop and not in another thread"
             )
 
     def _take_store(self) -> None:
@@ -433,7 +442,7 @@ class EventBus:
 
     async def _drain(self) -> bool:
         """Whether everything in flight came to its end within shutdown_timeout."""
-        draining = asyncio.ensure_future(self._finish_in_flight())
+        draining = asyncio.ensure_future(self._finish_in_flight(asyncio.current_task()))
         limit = asyncio.ensure_future(self._clock.until(self._clock.monotonic() + self._shutdown_timeout))
         try:
             await asyncio.wait((draining, limit), return_when=asyncio.FIRST_COMPLETED)
@@ -442,11 +451,12 @@ class EventBus:
             draining.cancel()
             limit.cancel()
 
-    async def _finish_in_flight(self) -> None:
+    async def _finish_in_flight(self, by: "asyncio.Task[object] | None") -> None:
+        # The handler of a durable subscriber may be the one who shuts down: it is not waited for.
         await self._publisher.wait_until_stored()
         await self._lane.wait_until_stopped()
         await self._dispatcher.wait_until_idle()
-        await self._subscribers.wait_until_stopped()
+        await self._subscribers.wait_until_stopped(by)
 
     async def _give_back(self) -> None:
         await self._lane.cut_off()

@@ -16,6 +16,7 @@ PostbusError
 ├── InvalidSubscriberIdError   the id of a durable subscriber is not a usable string
 ├── DuplicateSubscriberError   this bus has a durable subscriber with this id already
 ├── SubscriptionNotFoundError  this bus has no durable subscriber with this id
+├── WaitsForItselfError        a handler waits for the subscriber that waits for it
 ├── SubscriptionStoppedError   the subscriber was stopped before it got where it was waited for
 ├── EventNotFoundError         no event has this id
 ├── NotADeadLetterError        the event is not a dead letter
@@ -221,6 +222,17 @@ class PublishedTooLateError(PostbusError):
             "publishes is stored together with its state; await what publishes before handle returns"
         )
         self.event_type = event_type
+
+
+class WaitsForItselfError(PostbusError):
+    """A durable subscriber's handler can't wait for its own subscriber: that waits for the handler."""
+
+    def __init__(self, subscriber_id: str) -> None:
+        super().__init__(
+            f"the handler of {subscriber_id!r} can't wait for its own subscriber, which waits for the "
+            "handler to end; wait in another task"
+        )
+        self.subscriber_id = subscriber_id
 
 
 class PayloadTypeError(PostbusError):

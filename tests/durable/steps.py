@@ -156,6 +156,18 @@ async def publish_numbers(bus: EventBus, *numbers: int, type: str = "order.place
     await bus.publish_many([(type, number) for number in numbers])
 
 
+async def let_others_run() -> None:
+    """Let every task and thread that has something to do get on with it."""
+    for _ in range(20):
+        await asyncio.to_thread(lambda: None)
+
+
+async def until_resolved(bus: EventBus, subscriber_id: str = ID) -> None:
+    """Return when the subscriber has no unresolved dead letter."""
+    while await letters_of(bus, subscriber_id):
+        await let_others_run()
+
+
 async def pass_time(clock: ManualClock, seconds: float) -> None:
     """Move the time as soon as somebody sleeps."""
     await clock.wait_for_sleepers(1)

@@ -5,18 +5,19 @@ import pytest
 from postbus import DLQInspector, Event, NotADeadLetterError, RetryPolicy
 from postbus.testing import ManualClock
 from tests.delivery.steps import ALWAYS, FlakyHandler, soon, until
-from tests.durable.steps import ID, Database, MakeBus, letters_of, opened, position_of, publish_numbers
+from tests.durable.steps import (
+    ID,
+    Database,
+    MakeBus,
+    let_others_run,
+    until_resolved,
+    letters_of,
+    opened,
+    position_of,
+    publish_numbers,
+)
 
 ONCE = RetryPolicy(max_retries=0)
-
-
-async def buried(make_bus: MakeBus, handler: FlakyHandler, *numbers: int, **options: object) -> object:
-    """A bus whose subscriber has made dead letters of these events."""
-    bus = make_bus()
-    bus.subscribe("*", handler, id=ID, retry=ONCE, **options)  # type: ignore[arg-type]
-    await publish_numbers(bus, *numbers)
-    await soon(bus.idle())
-    return bus
 
 
 async def test_a_running_subscriber_takes_it_up_and_resolves_it(
@@ -30,18 +31,13 @@ async def test_a_running_subscriber_takes_it_up_and_resolves_it(
     await clock.advance(60)
     await bus.dlq.retry(letter.dead_letter_id)
     await until(lambda: len(handler.events) == 3)
-    await soon(no_letters(bus))
+    await soon(until_resolved(bus))
     found = await bus.dlq.get(letter.dead_letter_id)
 
     assert handler.payloads == [1, 2, 1]
     assert (found.resolved_at, found.resolved_by, found.last_retry_at) == (clock.now(), ID, clock.now())
     assert found.errors == ["ValueError: boom 1"]
     assert await position_of(bus) == 2
-
-
-async def no_letters(bus: object) -> None:
-    while await letters_of(bus):  # type: ignore[arg-type]
-        await until(lambda: True)
 
 
 async def test_another_failure_is_one_error_more(make_bus: MakeBus) -> None:
@@ -70,7 +66,7 @@ async def test_the_events_id_will_do_as_well(make_bus: MakeBus) -> None:
     await soon(bus.idle())
     await bus.dlq.retry(event_id)
     await until(lambda: len(handler.events) == 2)
-    await soon(no_letters(bus))
+    await soon(until_resolved(bus))
     with pytest.raises(NotADeadLetterError):
         await bus.dlq.retry(event_id)
 
@@ -83,7 +79,7 @@ async def test_all_of_one_subscriber(make_bus: MakeBus) -> None:
     await soon(bus.idle())
     assert await bus.dlq.retry_all(subscriber_id=ID) == 25
     await until(lambda: len(handler.events) == 50)
-    await soon(no_letters(bus))
+    await soon(until_resolved(bus))
 
     assert handler.payloads == [*range(25), *range(25)]
     assert len(other.events) == 25
@@ -105,7 +101,7 @@ async def test_what_was_asked_for_while_no_bus_ran_is_done_at_the_next_start(
     second.subscribe("*", handler, id=ID)
     await second.start()
     await until(lambda: len(handler.events) == 1)
-    await soon(no_letters(second))
+    await soon(until_resolved(second))
 
     assert handler.payloads == [1]
 
@@ -118,8 +114,7 @@ async def test_a_paused_subscriber_retries_nothing(make_bus: MakeBus) -> None:
     await soon(bus.subscription(ID).pause())
     (letter,) = await letters_of(bus)
     await bus.dlq.retry(letter.dead_letter_id)
-    for _ in range(10):
-        await until(lambda: True)
+    await let_others_run()
     assert len(handler.events) == 1
 
     await bus.subscription(ID).resume()
@@ -146,7 +141,7 @@ async def test_a_pause_comes_between_two_retries(make_bus: MakeBus) -> None:
     assert seen == [0, 1, 2, 3, 4, 0, 1]
 
     await bus.subscription(ID).resume()
-    await soon(no_letters(bus))
+    await soon(until_resolved(bus))
     assert seen == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
 
 
@@ -181,10 +176,10 @@ async def test_a_transactional_retry_takes_effect_and_is_resolved_together(
     (letter,) = await letters_of(bus)
     await bus.dlq.retry(letter.dead_letter_id)
     while len((await bus.dlq.get(letter.dead_letter_id)).errors) < 2:
-        await until(lambda: True)
+        await let_others_run()
     poison.clear()
     await bus.dlq.retry(letter.dead_letter_id)
-    await soon(no_letters(bus))
+    await soon(until_resolved(bus))
 
     assert database.query("SELECT number FROM ledger ORDER BY rowid") == [(2,), (3,), (1,)]
     assert await position_of(bus) == 3

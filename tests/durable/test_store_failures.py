@@ -24,6 +24,7 @@ from tests.durable.steps import (
     MakeBus,
     checkpoint_of,
     faulty,
+    let_others_run,
     letters_of,
     opened,
     position_of,
@@ -300,8 +301,7 @@ class TestHandlersThatNeedAStore:
         await bus.start()
         await soon(clock.wait_for_sleepers(1))
         # Let the thread of a file answer.
-        for _ in range(20):
-            await until(lambda: True)
+        await let_others_run()
 
         assert bus.subscription(ID).state == "failed"
 

@@ -10,7 +10,15 @@ from postbus import CheckpointMode, Event, Projection, RetryPolicy, StateStore
 from postbus.events import SubscriberId
 from postbus.testing import ManualClock
 from tests.delivery.steps import BlockingHandler, FlakyHandler, soon, start, until
-from tests.durable.steps import ID, MakeBus, letters_of, pass_time, position_of, publish_numbers
+from tests.durable.steps import (
+    ID,
+    MakeBus,
+    let_others_run,
+    letters_of,
+    pass_time,
+    position_of,
+    publish_numbers,
+)
 
 ONCE = RetryPolicy(max_retries=0)
 LATE = "TimeoutError: handler took longer than 5 s and was cancelled"
@@ -266,7 +274,7 @@ class SlowSum(Projection[int]):
         if event.payload == self._slow and not self.released.is_set():
             self.started.set()
             await resist(self.released)
-        return (state or 0) + event.payload
+        return (state or 0) + int(event.payload)
 
 
 class TestStateOfLateHandlers:
@@ -348,7 +356,7 @@ class TestThreads:
         await publish_numbers(bus, 1)
         async with asyncio.timeout(10):
             while not seen:
-                await until(lambda: True)
+                await let_others_run()
                 await clock.advance(1)
         await soon(bus.subscription(ID).caught_up())
 

@@ -114,7 +114,7 @@ Command = (
 _subscriber_ids = st.sampled_from(SUBSCRIBERS)
 _failures = [(1, 0), (2, 0), (MAX_ATTEMPTS, 0), (FOR_EVER, 0)]
 _deaths = [(0, 1), (0, 2), (0, FOR_EVER), (2, 1)]
-_incidents = [
+_incidents: list[st.SearchStrategy[Command]] = [
     st.builds(Pause, _subscriber_ids),
     st.builds(Resume, _subscriber_ids),
     st.builds(Resubscribe, _subscriber_ids),
@@ -123,8 +123,11 @@ _incidents = [
     st.builds(RetryDeadLetters, _subscriber_ids),
     st.builds(LetTimePass, st.integers(1, 10)),
 ]
-_crashes = [st.builds(Crash), st.builds(Crash, st.integers(1, 60), st.booleans())]
-_fences = [st.builds(Fence, _subscriber_ids, st.booleans())]
+_crashes: list[st.SearchStrategy[Command]] = [
+    st.builds(Crash),
+    st.builds(Crash, st.integers(1, 60), st.booleans()),
+]
+_fences: list[st.SearchStrategy[Command]] = [st.builds(Fence, _subscriber_ids, st.booleans())]
 
 
 def _items(troubles: list[tuple[int, int]]) -> st.SearchStrategy[Item]:

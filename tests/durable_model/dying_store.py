@@ -1,4 +1,4 @@
-"""A store as a process sees it that may die at any call: from then on nothing it does reaches the database."""
+"""A store as a process sees it that may die at any call: from then on nothing reaches the database."""
 
 import asyncio
 import inspect

@@ -61,7 +61,9 @@ def new_stories() -> list[Story]:
 class Numbers(Projection[list[int]]):
     """Keeps the numbers of the events that it got, in their order."""
 
-    def __init__(self, id: str, patterns: tuple[str, ...], states: StateStore[list[int]], process: Any) -> None:
+    def __init__(
+        self, id: str, patterns: tuple[str, ...], states: StateStore[list[int]], process: Any
+    ) -> None:
         self.subscriber_id, self.patterns, self._process = id, patterns, process
         super().__init__(states)
 
@@ -175,10 +177,20 @@ class Process:
                     task.exception()
         await self.inner.close()
 
+    def describe(self) -> list[str]:
+        """Where every subscriber is, for the message of a failure."""
+        handles = [self.bus.subscription(subscriber_id) for subscriber_id in SUBSCRIBERS]
+        return [
+            f"{each.id} is {each.state} at {each.checkpoint} with a lag of {each.lag} ({each.reason})"
+            for each in handles
+        ]
+
     async def look(self) -> Seen:
         """What is in the store, asked past the process."""
         inner = self.inner
-        positions = {point.subscriber_id: int(point.position) for point in await inner.checkpoints.list()}
+        positions = {
+            str(point.subscriber_id): int(point.position) for point in await inner.checkpoints.list()
+        }
         dead: dict[str, dict[int, int]] = {}
         for subscriber_id in SUBSCRIBERS:
             page = await inner.dead_letters.page(1000, 0, SubscriberId(subscriber_id))
@@ -209,7 +221,9 @@ class Process:
         self._begin(TRANSACTIONAL, event)
         transaction.execute("INSERT INTO effects VALUES (?)", (event.global_sequence,))
 
-    async def _watch(self, name: str, call: Callable[..., Awaitable[Any]], *given: Any, **options: Any) -> Any:
+    async def _watch(
+        self, name: str, call: Callable[..., Awaitable[Any]], *given: Any, **options: Any
+    ) -> Any:
         """Make a call of the store, and see what becomes of subscribers by it."""
         if name == "checkpoints.save":
             (progress,) = given

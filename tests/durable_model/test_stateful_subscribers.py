@@ -42,7 +42,7 @@ from tests.durable_model.process import (
 )
 
 # Generous: only a subscriber that waits for ever takes as long.
-_PATIENCE = 15.0
+_PATIENCE = 60.0
 # Each event that kills its process does so once uncounted, then as often as it has attempts.
 _MOST_LIVES = 200
 
@@ -70,16 +70,22 @@ class Course:
 
     async def go_through(self, steps: Sequence[Command]) -> None:
         """One step after the other, then until everything has come to rest."""
-        async with asyncio.timeout(_PATIENCE):
-            await self._process.start()
-            for step in steps:
-                await self._take(step)
-                await self._replace_the_dead()
-                self._model.check(await self._process.look(), is_atomic=self._folder is None)
-            await self._come_to_rest()
-            self._model.check_end(await self._process.look())
-            await self._process.bus.shutdown()
-            self._check_released()
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._go_through(steps)
+        except TimeoutError:
+            raise AssertionError(f"stuck: {self._process.describe()}") from None
+
+    async def _go_through(self, steps: Sequence[Command]) -> None:
+        await self._process.start()
+        for step in steps:
+            await self._take(step)
+            await self._replace_the_dead()
+            self._model.check(await self._process.look(), is_atomic=self._folder is None)
+        await self._come_to_rest()
+        self._model.check_end(await self._process.look())
+        await self._process.bus.shutdown()
+        self._check_released()
 
     async def _take(self, step: Command) -> None:
         process = self._process
@@ -202,6 +208,7 @@ _RETRIED_AND_KILLS_AGAIN = [
 ]
 
 
+@pytest.mark.timeout(240)
 @settings(max_examples=100)
 @example(_TAKEN_OVER_WITH_STATES_UNWRITTEN)
 @example(_RETRIED_AND_KILLS_AGAIN)
@@ -211,6 +218,7 @@ def test_in_memory_no_course_of_things_loses_an_event(steps: list[Command]) -> N
     asyncio.run(Course(None).go_through(steps))
 
 
+@pytest.mark.timeout(240)
 @settings(max_examples=15)
 @given(commands)
 def test_in_sqlite_no_course_of_things_loses_an_event(steps: list[Command]) -> None:

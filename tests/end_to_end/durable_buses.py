@@ -1,9 +1,11 @@
 """Buses with durable subscribers, each in a process of its own."""
 
+import itertools
 import json
 from pathlib import Path
 
-from tests.end_to_end.durable_database import EFFECTS, connect
+from tests.end_to_end.database import connect
+from tests.end_to_end.durable_database import EFFECTS
 from tests.end_to_end.processes import PATIENCE, Child, RemoteBus, wait_until
 
 AT_WORK = ("catching_up", "live")
@@ -17,7 +19,7 @@ class DurableBus(RemoteBus):
             connection.execute(EFFECTS)
         options = json.dumps({"name": f"-by-{name}", "subscribers": subscribers})
         Child.__init__(self, "durable_bus", path, path.parent / "history", options, folder=path.parent)
-        self._answers, self._commands = {}, iter(range(1, 1_000_000))
+        self._answers, self._commands = {}, itertools.count(1)
 
     def wait_for_state(self, id: str, *states: str, timeout: float = PATIENCE) -> None:
         """Ask until its subscriber is in one of the states."""

@@ -1,5 +1,6 @@
 """What durable subscribers left in the database, seen from outside, and what they told the history."""
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -28,7 +29,8 @@ def dead_letters(path: Path, subscriber_id: str) -> dict[str, list[str]]:
     """The unresolved dead letters of a subscriber: the errors by the id of the event."""
     with connect(path) as connection:
         rows = connection.execute(
-            "SELECT event_id, error_history FROM event_bus_dlq WHERE subscriber_id = ? AND resolved_at IS NULL",
+            "SELECT event_id, error_history FROM event_bus_dlq "
+            "WHERE subscriber_id = ? AND resolved_at IS NULL",
             (subscriber_id,),
         ).fetchall()
     return {event_id: json.loads(errors) for event_id, errors in rows}
@@ -67,7 +69,7 @@ def check_order(path: Path, history: History, subscriber_id: str, handled: Itera
     """The first delivery of every event came in the order of the log."""
     stored = numbers(path)
     first = list(dict.fromkeys(handled))
-    disorder = [each for each, then in zip(first, first[1:], strict=False) if stored[each] > stored[then]]
+    disorder = [each for each, then in itertools.pairwise(first) if stored[each] > stored[then]]
     assert not disorder, f"{subscriber_id} got events too early\n{history.story(disorder)}"
 
 

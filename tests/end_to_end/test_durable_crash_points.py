@@ -92,7 +92,7 @@ async def finish_retries(bus: EventBus) -> None:
     """Until every retry that somebody asked for before the crash has had its attempt."""
     for subscriber_id in SUBSCRIBERS:
         while await bus.store.dead_letters.wanted_retries(SubscriberId(subscriber_id), 1):
-            await asyncio.sleep(0.002)
+            await bus.idle()
 
 
 def check_everything(path: Path, history: History) -> None:

@@ -59,6 +59,7 @@ def test_fifty_kills_at_any_moment_lose_nothing(
 
     NORMAL is quick, so that more happens in every life; a killed process loses nothing by it.
     """
+    resumed: list[float] = []
     with ExitStack() as stack:
 
         def new_child() -> Killed:
@@ -66,18 +67,21 @@ def test_fifty_kills_at_any_moment_lose_nothing(
             return stack.enter_context(Killed("durable_subscribers", *arguments, folder=tmp_path))
 
         child, publisher = new_child(), new_child()
+        publishing = None
         if role == "subscribe":
             publishing = publisher.begin("publish")
             publisher.expect("begun")
         for _ in range(KILL_COUNT):
+            began_at = time.monotonic()
             process = child.begin(role)
             # Some at their start, most when something is at stake.
             if rng.random() < 0.8:
                 child.expect("begun")
+                resumed.append(time.monotonic() - began_at)
             time.sleep(rng.uniform(0.0, 0.2))
             child.end(process)
             history.note(KILLED, str(process))
-        if role == "subscribe":
+        if publishing is not None:
             publisher.end(publishing)
         child.begin("finish")
         while (heard := child.hear()) == "begun":
@@ -85,6 +89,8 @@ def test_fifty_kills_at_any_moment_lose_nothing(
         assert heard == "0", child.errors()
 
     check_everything(path, history)
+    # Nine of ten: a loaded machine is slow and not wrong.
+    assert sorted(resumed)[len(resumed) * 9 // 10] < 1.0, f"at work again after {sorted(resumed)} s"
 
 
 def check_everything(path: Path, history: History) -> None:

@@ -100,7 +100,10 @@ def test_different_subscribers_are_active_in_different_processes_at_the_same_tim
     path: Path, history: History
 ) -> None:
     """Each gets every event, the transactional one's effects are there once."""
-    with DurableBus(path, "first", mail="ok") as first, DurableBus(path, "second", books="transactional") as second:
+    with (
+        DurableBus(path, "first", mail="ok") as first,
+        DurableBus(path, "second", books="transactional") as second,
+    ):
         first.ask("start")
         second.ask("start")
         first.wait_for_state("mail", *AT_WORK)

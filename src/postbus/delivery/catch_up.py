@@ -42,8 +42,11 @@ class CatchUp:
             is_last = page.up_to >= self._log.known_head
             following = None if is_last else asyncio.ensure_future(self._read(page.up_to, limit))
             try:
-                count += await self._deliver(page)
-                if is_last or self._has_changed():
+                delivered = await self._deliver(page)
+                count += delivered
+                # A page that was broken off is read again from there: asking whether to go on a second
+                # time could get another answer, and the rest of the page would be passed over.
+                if is_last or delivered < len(page.events):
                     break
                 after = page.up_to
                 page = await following if following is not None else page
@@ -55,11 +58,10 @@ class CatchUp:
     async def _deliver(self, page: LogPage) -> int:
         events, count = page.events, 0
         while count < len(events):
-            count += await self._deliveries.deliver(events[count:] if count else events)
             if self._has_changed():
-                break
-        if count == len(events):
-            self._writer.skip_to(page.up_to)
+                return count
+            count += await self._deliveries.deliver(events[count:] if count else events)
+        self._writer.skip_to(page.up_to)
         self._on_page()
         if self._writer.is_due:
             await self._writer.write()

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from postbus.config import AnyCheckpointMode
 from postbus.delivery.patience import Patience
 from postbus.delivery.receivers import Effects
+from postbus.errors import StoreError
 from postbus.events import (
     Burial,
     Checkpoint,
@@ -50,8 +51,10 @@ class CheckpointWriter:
         self._count = 0
         self._due_at = math.inf
         self._states: dict[tuple[str, str], StateWrite] = {}
-        # Somebody waits for what was processed so far to be written, or it has waited for long enough.
-        self.is_wanted = False
+        # The position that somebody waits for to be written.
+        self._wanted: GlobalSequence | None = None
+        # A write was cancelled, and may come to its end all the same.
+        self._is_uncertain = False
         self._alarm: asyncio.Task[None] | None = None
 
     @property
@@ -62,10 +65,17 @@ class CheckpointWriter:
         # Also where no alarm can ring, because no handler ever lets the event loop turn.
         if self._count and self._clock.monotonic() >= self._due_at:
             return True
-        has_moved = self.position > self.written
-        return has_moved and (
-            self.is_wanted or (not self._count and self.position - self.written >= _MOST_SKIPPED)
-        )
+        if self._wanted is not None and self.position >= self._wanted:
+            return self.position > self.written
+        return not self._count and self.position - self.written >= _MOST_SKIPPED
+
+    def want(self, position: GlobalSequence) -> None:
+        """Somebody waits for this position: write it as soon as it is reached."""
+        self._wanted = position if self._wanted is None else min(self._wanted, position)
+
+    def want_now(self) -> None:
+        """Write the event at hand without waiting for others."""
+        self.want(self.position)
 
     def note(self, event: Event, sequence: GlobalSequence) -> None:
         """The event was processed, and had no effects of ours."""
@@ -83,7 +93,9 @@ class CheckpointWriter:
         """Everything up to here is written, with all effects."""
         self.position, self.written = max(self.position, position), max(self.written, position)
         self._count = 0
-        self.is_wanted = False
+        if self._wanted is not None and self._wanted <= self.written:
+            # Whoever waits for more says so again.
+            self._wanted = None
         self._states.clear()
         self._on_written()
 
@@ -94,7 +106,7 @@ class CheckpointWriter:
 
     async def write(self) -> None:
         """Write what was processed, if there is anything. StoppedError, SubscriberFencedError."""
-        if self.position > self.written or self._states:
+        if (self.position > self.written or self._states) and not self._is_uncertain:
             await self._save(self._progress())
 
     async def write_attempt(self, sequence: GlobalSequence, attempt: int) -> None:
@@ -135,9 +147,19 @@ class CheckpointWriter:
         )
 
     async def _save(self, progress: Progress) -> None:
-        await self._patience.run(lambda: self._store.save(progress))
+        await self._patience.run(lambda: self._save_once(progress))
         self.note_saved(progress.position)
         logger.debug("checkpoint of %s is at %d", self._subscriber_id, self.written)
+
+    async def _save_once(self, progress: Progress) -> None:
+        # Cancelled here, it may have been written or not: then nothing older may be written after it.
+        self._is_uncertain = True
+        try:
+            await self._store.save(progress)
+        except StoreError:
+            self._is_uncertain = False
+            raise
+        self._is_uncertain = False
 
     def _ring_later(self) -> None:
         self._due_at = due_at(PendingCheckpoint().add(1, self._clock.monotonic()), self._mode)
@@ -150,5 +172,5 @@ class CheckpointWriter:
             await self._clock.until(self._due_at)
         self._alarm = None
         if self._count:
-            self.is_wanted = True
+            self.want_now()
             self._on_alarm()

@@ -1,6 +1,7 @@
 """One event of a durable subscriber, attempt after attempt until it is processed or a dead letter."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -27,10 +28,17 @@ from postbus.events import (
     RetryOutcome,
     UndecodablePayload,
 )
-from postbus.ports import CheckpointStore
+from postbus.ports import CheckpointStore, Clock
+
+logger = logging.getLogger("postbus")
 
 # A batch of a transactional subscriber holds up the publishers of this process for no longer.
 _TIME_BUDGET = 0.005
+# Handlers that never wait keep everything else from running for no longer than this, or so many events.
+_LONGEST_STRETCH = 0.005
+_MOST_AT_A_STRETCH = 100
+# A transactional handler that goes on for so long after its timeout is told of.
+_GRACE = 1.0
 
 
 class LeftBehindError(Exception):
@@ -84,7 +92,12 @@ class SingleDeliveries:
     async def deliver(self, events: Sequence[Event]) -> int:
         """Until all are processed, or somebody wants the subscriber to pause or stop."""
         writer, failures, has_changed = self._writer, self._failures, self._has_changed
+        watch, began_at = self._watch, self._watch.now()
         for index, event in enumerate(events):
+            is_long = index % _MOST_AT_A_STRETCH == 0 or watch.began_at - began_at > _LONGEST_STRETCH
+            if is_long and index:
+                await asyncio.sleep(0)
+                began_at = watch.now()
             sequence = sequence_of(event)
             try:
                 if failures.is_careful or type(event.payload) is UndecodablePayload:
@@ -97,6 +110,7 @@ class SingleDeliveries:
                     else:
                         await self._go_on(event, sequence, outcome)
             except PutOffError:
+                failures.put_off(sequence)
                 return index
             if writer.is_due:
                 await writer.write()
@@ -126,7 +140,7 @@ class SingleDeliveries:
         elif await self._failures.may_begin(event, sequence):
             await self._go_on(event, sequence, await self._attempt(event))
             # As long as an attempt is written as begun, the end of the process counts against its event.
-            self._writer.is_wanted = True
+            self._writer.want_now()
 
     async def _go_on(self, event: Event, sequence: GlobalSequence, outcome: Effects | Failed | None) -> None:
         """Attempt after attempt."""
@@ -219,11 +233,14 @@ class TransactionalDeliveries:
         failures: Failures,
         patience: Patience,
         store: CheckpointStore,
+        one_at_a_time: asyncio.Lock,
+        clock: Clock,
         has_changed: Callable[[], bool],
     ) -> None:
         self._subscriber, self._receiver, self._writer = subscriber, receiver, writer
         self._failures, self._patience, self._store = failures, patience, store
-        self._has_changed = has_changed
+        # The batches of several subscribers in one transaction would add up for the publishers.
+        self._one_at_a_time, self._clock, self._has_changed = one_at_a_time, clock, has_changed
         self.is_handling = False
         """Whether a batch is on its way through the handler."""
 
@@ -240,6 +257,7 @@ class TransactionalDeliveries:
         try:
             outcome = await self._process(_decodable(events))
         except PutOffError:
+            self._failures.put_off(sequence)
             return 0
         count = outcome.done_count
         if count:
@@ -278,19 +296,34 @@ class TransactionalDeliveries:
                 raise PutOffError
 
     async def _process_once(self, events: Sequence[Event], retried: str | None) -> BatchOutcome:
-        self.is_handling = True
-        try:
-            return await self._store.process(
-                self._subscriber.id,
-                self._writer.epoch,
-                events,
-                self._receiver.handle,
-                timeout=self._subscriber.timeout,
-                time_budget=_TIME_BUDGET,
-                retried=retried,
+        async with self._one_at_a_time:
+            watching = asyncio.ensure_future(self._watch())
+            self.is_handling = True
+            try:
+                return await self._store.process(
+                    self._subscriber.id,
+                    self._writer.epoch,
+                    events,
+                    self._receiver.handle,
+                    timeout=self._subscriber.timeout,
+                    time_budget=_TIME_BUDGET,
+                    retried=retried,
+                )
+            finally:
+                self.is_handling = False
+                watching.cancel()
+
+    async def _watch(self) -> None:
+        """Only its SQL can be interrupted: that the handler itself does not end can just be told."""
+        limit = self._subscriber.timeout + _TIME_BUDGET + _GRACE
+        await self._clock.until(self._clock.monotonic() + limit)
+        self._patience.fail(
+            TimeoutError(
+                f"the transactional handler of {self._subscriber.id!r} does not end; "
+                "nothing can be written to this store by this process until it does"
             )
-        finally:
-            self.is_handling = False
+        )
+        logger.error("%s", self._patience.reason, extra={"subscriber_id": self._subscriber.id})
 
 
 def sequence_of(event: Event) -> GlobalSequence:

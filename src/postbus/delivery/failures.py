@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from postbus.config import Batched
 from postbus.delivery.checkpoint_writer import CheckpointWriter
 from postbus.delivery.patience import Patience
-from postbus.delivery.solitude import Solitude
 from postbus.delivery.subscriber import Subscriber
+from postbus.delivery.suspects import Suspects
 from postbus.events import Burial, Checkpoint, DeadLetter, Event, GlobalSequence, RetryOutcome
 from postbus.policy.retry import is_exhausted, retry_delay
 
@@ -51,14 +51,14 @@ class Failures:
         writer: CheckpointWriter,
         patience: Patience,
         memory: FailureMemory,
-        solitude: Solitude,
+        suspects: Suspects,
         noise: Callable[[], float],
     ) -> None:
         self._subscriber, self._writer, self._patience = subscriber, writer, patience
-        self.memory, self._solitude, self._noise = memory, solitude, noise
+        self.memory, self._suspects, self._noise = memory, suspects, noise
         self._begun = (checkpoint.attempt_sequence, checkpoint.attempt_count)
         self._careful_left = _careful_count(subscriber) if checkpoint.was_interrupted else 0
-        # What the owner before was at when it ended, until somebody was told.
+        # What the owner before was at when it ended, if that was the retry of a dead letter.
         self._left_at = checkpoint.attempt_sequence if checkpoint.was_interrupted else None
 
     @property
@@ -73,7 +73,6 @@ class Failures:
     async def may_begin(self, event: Event, sequence: GlobalSequence) -> bool:
         """Write down that an attempt begins; whether it has one left. Only while is_careful."""
         begun_sequence, begun_count = self._begun
-        self._left_at = None
         begun = begun_count if begun_sequence == sequence else 0
         errors = self.memory.errors.setdefault(sequence, [])
         # Attempts that failed in this process are among the begun ones; the rest ended a process.
@@ -81,8 +80,8 @@ class Failures:
         if is_exhausted(self._subscriber.retry, len(errors)):
             await self.bury(event, sequence, errors)
             return False
-        if _INTERRUPTED in errors and is_exhausted(self._subscriber.retry, len(errors) + 1):
-            await self._solitude.begin_alone(self, self._patience)
+        if _INTERRUPTED in errors or is_exhausted(self._subscriber.retry, len(errors) + 1):
+            await self._suspects.enter(self, self._patience)
         self._begun = (sequence, len(errors) + 1)
         await self._writer.write_attempt(*self._begun)
         return True
@@ -90,7 +89,7 @@ class Failures:
     async def may_retry(self, letter: DeadLetter, sequence: GlobalSequence) -> bool:
         """Whether a dead letter may be retried: not if that has just ended the process."""
         # A handler that was left behind has ended no process: its story is told as it is.
-        if not self.is_careful or sequence in self.memory.left_behind:
+        if sequence in self.memory.left_behind:
             return True
         if self._left_at == sequence:
             self._left_at = None
@@ -99,15 +98,26 @@ class Failures:
         await self._writer.write_attempt(sequence, 1)
         return True
 
+    def put_off(self, sequence: GlobalSequence) -> None:
+        """The attempt that was written as begun has neither failed nor succeeded, and does not count."""
+        self._suspects.leave(self)
+        begun_sequence, begun_count = self._begun
+        if begun_sequence == sequence:
+            self._begun = (sequence, begun_count - 1)
+
+    def stop(self) -> None:
+        """No attempt goes on: keep nobody waiting."""
+        self._suspects.leave(self)
+
     def note_success(self, sequence: GlobalSequence) -> None:
         """The event was processed."""
-        self._solitude.end_alone(self)
+        self._suspects.leave(self)
         self.memory.forget(sequence)
         self._careful_left = max(0, self._careful_left - 1)
 
     async def take(self, event: Event, sequence: GlobalSequence, failed: Failed) -> bool:
         """Wait until it is time for the next attempt; whether there is none, because it is a dead letter."""
-        self._solitude.end_alone(self)
+        self._suspects.leave(self)
         errors = self.memory.errors.setdefault(sequence, [])
         errors.append(failed.error)
         policy = self._subscriber.retry

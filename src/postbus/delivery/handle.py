@@ -45,9 +45,12 @@ class SubscriptionHandle:
         return max(0, self._log.known_head - self._loop.position)
 
     async def pause(self) -> None:
-        """Return when the event at hand is processed; nothing is delivered until resume()."""
+        """Return when the event at hand is processed; nothing is delivered until resume().
+
+        Called by the subscriber's own handler it returns at once: the pause begins when the handler ends.
+        """
         self._loop.pause()
-        while not self._loop.is_at_rest:
+        while not self._loop.is_run_by(asyncio.current_task()) and not self._loop.is_at_rest:
             await self._loop.wait_for_change()
 
     async def resume(self) -> None:
@@ -57,8 +60,10 @@ class SubscriptionHandle:
     async def wait_for(self, global_sequence: int, timeout: float | None = None) -> None:
         """Return when everything up to this number is processed and written.
 
-        With the number of your own event you read your own writes. TimeoutError, SubscriptionStoppedError.
+        With the number of your own event you read your own writes. TimeoutError,
+        SubscriptionStoppedError; WaitsForItselfError if the subscriber's own handler asks.
         """
+        self._loop.check_waits_not_for_itself()
         target = GlobalSequence(check_sequence(global_sequence))
         if timeout is not None:
             check_number("timeout", timeout, at_least=0.0)

@@ -15,9 +15,11 @@ class HandlerWatch:
 
     def __init__(self, timeout: float, clock: Clock, on_stubborn: Callable[[], None]) -> None:
         self.timeout, self._clock, self._on_stubborn = timeout, clock, on_stubborn
-        self._monotonic = clock.monotonic
         self._task: asyncio.Task[object] | None = None
         self._deadline = math.inf
+        self.began_at = 0.0
+        """When the last handler began, in monotonic seconds."""
+        self.now = clock.monotonic
         self.is_late = False
         """Whether the handler was cut off, and take_timeout() not asked yet."""
         self.is_stubborn = False
@@ -31,7 +33,8 @@ class HandlerWatch:
 
     def begin(self) -> None:
         """The handler begins, in the current task."""
-        self._deadline = self._monotonic() + self.timeout
+        self.began_at = now = self.now()
+        self._deadline = now + self.timeout
         if self._sleeper is None:
             self._task = asyncio.current_task()
             self._sleeper = asyncio.get_running_loop().create_task(self._watch(), name="postbus watch")
@@ -58,7 +61,7 @@ class HandlerWatch:
     async def _watch(self) -> None:
         # While nothing runs nobody has to watch: the next handler calls for a new sleeper.
         while self._deadline != math.inf:
-            if self._deadline > self._monotonic():
+            if self._deadline > self.now():
                 await self._clock.until(self._deadline)
             else:
                 await self._cut_off()
@@ -69,6 +72,6 @@ class HandlerWatch:
         assert self._task is not None, "a handler runs in a task"
         self.is_late = True
         self._task.cancel()
-        await self._clock.until(self._monotonic() + _GRACE)
+        await self._clock.until(self.now() + _GRACE)
         self.is_stubborn = True
         self._on_stubborn()

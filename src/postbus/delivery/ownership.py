@@ -1,5 +1,6 @@
 """What belongs to one ownership of a durable subscriber, from its claim until another one's."""
 
+import asyncio
 import contextlib
 import math
 from collections.abc import Callable
@@ -21,8 +22,8 @@ from postbus.delivery.failures import Failed, FailureMemory, Failures
 from postbus.delivery.handler_watch import HandlerWatch
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.receivers import TransactionalReceiver
-from postbus.delivery.solitude import Solitude
 from postbus.delivery.subscriber import Subscriber, wanted_types
+from postbus.delivery.suspects import Suspects
 from postbus.errors import StoreError
 from postbus.events import Checkpoint, RetryOutcome, UndecodablePayload
 from postbus.ports import Clock, Store
@@ -41,7 +42,9 @@ class Surroundings:
     noise: Callable[[], float]
     patience: Patience
     memory: FailureMemory
-    solitude: Solitude
+    suspects: Suspects
+    transactions: asyncio.Lock
+    """One batch of a transactional subscriber at a time."""
     has_changed: Callable[[], bool]
     """Whether the subscriber is to pause or to stop."""
     wake: Callable[[], None]
@@ -67,7 +70,7 @@ class Ownership:
             around.wake,
         )
         self._failures = Failures(
-            subscriber, checkpoint, self.writer, around.patience, around.memory, around.solitude, around.noise
+            subscriber, checkpoint, self.writer, around.patience, around.memory, around.suspects, around.noise
         )
         self._watch = HandlerWatch(subscriber.timeout, around.clock, self._leave_handler)
         self._deliveries = self._make_deliveries()
@@ -78,7 +81,7 @@ class Ownership:
             self.writer,
             self._deliveries,
             around.patience,
-            self._has_changed,
+            self._around.has_changed,
             around.on_page,
         )
         self._looked_for_retries_at = -math.inf
@@ -92,18 +95,6 @@ class Ownership:
 
     async def look(self) -> int:
         """Deliver what is new in the log, then retry what somebody wants retried; how many events."""
-        solitude, me = self._around.solitude, self._failures
-        count = 0
-        while True:
-            await solitude.begin_work(me, self._around.patience)
-            try:
-                count += await self._look()
-            finally:
-                solitude.end_work(me)
-            if not solitude.is_wanted_by_other(me):
-                return count
-
-    async def _look(self) -> int:
         count = await self._catch_up.run()
         now = self._around.clock.monotonic()
         if not count or now - self._looked_for_retries_at >= _SECONDS_BETWEEN_RETRY_LOOKS:
@@ -122,18 +113,18 @@ class Ownership:
 
     def stop(self) -> None:
         """Watch and ring no more, and keep nobody waiting."""
-        self._around.solitude.end_work(self._failures)
+        self._failures.stop()
         self._watch.stop()
         self.writer.stop()
 
     async def _retry_dead_letters(self) -> None:
         store, patience = self._around.store, self._around.patience
-        while not self._has_changed():
+        while not self._around.has_changed():
             letters = await patience.run(
                 lambda: store.dead_letters.wanted_retries(self._subscriber.id, _RETRIES_AT_ONCE)
             )
             for letter in letters:
-                if self._has_changed():
+                if self._around.has_changed():
                     return
                 if isinstance(letter.payload, UndecodablePayload):
                     error = describe_undecodable(letter.payload)
@@ -142,9 +133,6 @@ class Ownership:
                     await self._deliveries.retry(letter)
             if len(letters) < _RETRIES_AT_ONCE:
                 return
-
-    def _has_changed(self) -> bool:
-        return self._around.has_changed() or self._around.solitude.is_wanted_by_other(self._failures)
 
     def _make_deliveries(self) -> Deliveries:
         subscriber, around = self._subscriber, self._around
@@ -157,10 +145,12 @@ class Ownership:
                 self._failures,
                 around.patience,
                 around.store.checkpoints,
-                self._has_changed,
+                around.transactions,
+                around.clock,
+                around.has_changed,
             )
         return SingleDeliveries(
-            receiver, self.writer, self._failures, around.patience, self._watch, self._has_changed
+            receiver, self.writer, self._failures, around.patience, self._watch, around.has_changed
         )
 
     def _note_written(self) -> None:

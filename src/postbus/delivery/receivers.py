@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from postbus.delivery.delivered import Delivered
 from postbus.delivery.handler_threads import HandlerThreads
 from postbus.drafting import Drafts
-from postbus.errors import InvalidStateError
+from postbus.errors import InvalidHandlerError, InvalidStateError
 from postbus.events import Draft, Event, StateWrite
 from postbus.policy.names import find_id_flaw
 from postbus.policy.upcasting import Upcasters
@@ -78,7 +78,15 @@ class TransactionalReceiver:
 
     def handle(self, event: Event, transaction: Any) -> object:
         """Called by the store, inside the transaction."""
-        return self._handler(self._delivered.of(event), transaction)
+        result = self._handler(self._delivered.of(event), transaction)
+        if inspect.iscoroutine(result):
+            # The transaction would be over before anybody could await it.
+            result.close()
+            raise InvalidHandlerError(
+                "a handler that takes a transaction returned a coroutine, which nobody can await there; "
+                "expected a plain function that has done its work when it returns"
+            )
+        return result
 
 
 class StatefulReceiver:

@@ -107,6 +107,8 @@ class Registration:
                     f"handler {name_of(handler)} takes a transaction and is async; on this store the "
                     "transaction is a sqlite3 connection: expected a plain function (def, not async def)"
                 )
+            # With the event given it is checked like any other.
+            check_handler(functools.partial(handler, object()))
             return TransactionalReceiver(handler, Delivered(self.upcasters, payload_type_of(handler)))
         check_handler(handler)
         threads = None if is_async_handler(handler) else self._threads

@@ -10,16 +10,18 @@ from postbus.delivery.deliveries import LeftBehindError
 from postbus.delivery.failures import FailureMemory
 from postbus.delivery.ownership import Ownership, Surroundings
 from postbus.delivery.patience import Patience, StoppedError
-from postbus.delivery.solitude import Solitude
 from postbus.delivery.subscriber import Subscriber, find_start
-from postbus.errors import StoreClosedError, SubscriberFencedError
+from postbus.delivery.suspects import Suspects
+from postbus.errors import StoreClosedError, SubscriberFencedError, WaitsForItselfError
 from postbus.events import Checkpoint, GlobalSequence
 from postbus.ports import Clock, Store
 
 logger = logging.getLogger("postbus")
 
-# How often a standby asks whether the subscriber has become free.
+# How often a standby asks whether the subscriber has become free, and after how many times it looks how
+# far the other one has come.
 _STANDBY_SECONDS = 0.2
+_TIMES_BETWEEN_LOOKS = 5
 _SECONDS_AFTER_ERROR = 1.0
 
 
@@ -31,7 +33,8 @@ class SubscriberLoop:
         subscriber: Subscriber,
         store: Store,
         config: ReliableDeliveryConfig,
-        solitude: Solitude,
+        suspects: Suspects,
+        transactions: asyncio.Lock,
         clock: Clock,
         noise: Callable[[], float],
     ) -> None:
@@ -45,10 +48,11 @@ class SubscriberLoop:
             noise=noise,
             patience=self.patience,
             memory=FailureMemory(),
-            solitude=solitude,
+            suspects=suspects,
+            transactions=transactions,
             has_changed=self._has_changed,
             wake=self.wake,
-            on_page=self._note_page,
+            on_page=self._note_progress,
             on_written=self._note_progress,
             on_stubborn=self._go_on_without_handler,
         )
@@ -63,8 +67,8 @@ class SubscriberLoop:
         # Their handlers would not end.
         self._left_tasks: set[asyncio.Task[None]] = set()
         self._has_progressed = asyncio.Event()
-        self._wanted: GlobalSequence | None = None
         self._head_at_start: GlobalSequence | None = None
+        self._restart: asyncio.TimerHandle | None = None
 
     @property
     def state(self) -> str:
@@ -131,13 +135,24 @@ class SubscriberLoop:
         """End after the event at hand, its checkpoint written."""
         self.patience.stop()
         self.wake()
-        if self._task is None:
+        if self._restart is not None:
+            self._restart.cancel()
+        if self._task is None or self._restart is not None:
             self._set_phase("stopped")
 
+    def is_run_by(self, task: "asyncio.Task[object] | None") -> bool:
+        """Whether it is the subscriber's own handler that asks, and would wait for itself."""
+        return task is not None and (task is self._task or task in self._left_tasks)
+
+    def check_waits_not_for_itself(self) -> None:
+        """Refuse a wait that could never end."""
+        if self.is_run_by(asyncio.current_task()):
+            raise WaitsForItselfError(self.subscriber.id)
+
     async def wait_until_stopped(self) -> None:
-        """Return when it has ended."""
-        while self._task is not None and not self._task.done():
-            await asyncio.wait([self._task])
+        """Return when it has ended; a handler that was given up is not waited for."""
+        while self._phase != "stopped":
+            await self.wait_for_change()
 
     async def cut_off(self, by: "asyncio.Task[object] | None") -> None:
         """End it in the middle of an event, which is delivered again by the next start."""
@@ -152,9 +167,10 @@ class SubscriberLoop:
 
     def want_written(self, target: GlobalSequence) -> None:
         """Somebody waits for the checkpoint to reach *target*: write it as soon as it is processed."""
-        self._wanted = target if self._wanted is None else min(self._wanted, target)
-        if self.position >= target:
-            self.wake()
+        if self._ownership is not None:
+            self._ownership.writer.want(target)
+            if self.position >= target:
+                self.wake()
 
     async def wait_for_change(self) -> None:
         """Return when the state or the position may have changed."""
@@ -171,6 +187,10 @@ class SubscriberLoop:
             return
         except StoppedError:
             pass
+        except asyncio.CancelledError:
+            if not self.patience.is_stopping:
+                self._start_again_later()
+            raise
         except StoreClosedError as error:
             if not self.patience.is_stopping:
                 logger.error("subscriber %s stops: %s", self.subscriber.id, error)
@@ -178,6 +198,20 @@ class SubscriberLoop:
         finally:
             if asyncio.current_task() is self._task:
                 await self._end()
+
+    def _start_again_later(self) -> None:
+        """Somebody cancelled the task, and nobody has told it to stop: a library, or a stray cancel()."""
+        error = asyncio.CancelledError("the task of the subscriber was cancelled from outside")
+        logger.warning("subscriber %s: %s; it starts again", self.subscriber.id, error)
+        self.patience.fail(error)
+        # Later, and not at all where the event loop is about to end.
+        self._restart = asyncio.get_running_loop().call_later(_SECONDS_AFTER_ERROR, self._start_again)
+
+    def _start_again(self) -> None:
+        self._restart = None
+        self.patience.recover()
+        if not self.patience.is_stopping:
+            self.start()
 
     async def _serve(self) -> None:
         """One ownership, from standby to its end."""
@@ -193,18 +227,21 @@ class SubscriberLoop:
             # Ours to mend; the loop must not end in silence.
             logger.exception("subscriber %s met an error that postbus did not expect", self.subscriber.id)
             self.patience.fail(error)
+            if self._ownership is not None:
+                await self._ownership.let_go()
             await self._step_back()
 
     async def _become_owner(self) -> None:
-        is_told = False
+        times = 0
         while not await self.patience.run(self._try_to_own):
             self._set_phase("standby")
-            if not is_told:
-                is_told = True
+            if times == 0:
                 logger.info("subscriber %s is active elsewhere; standing by", self.subscriber.id)
-            found = await self.patience.run(lambda: self._store.checkpoints.load(self.subscriber.id))
-            self._known = None if found is None else found.position
-            self._note_progress()
+            if times % _TIMES_BETWEEN_LOOKS == 0:
+                found = await self.patience.run(lambda: self._store.checkpoints.load(self.subscriber.id))
+                self._known = None if found is None else found.position
+                self._note_progress()
+            times += 1
             await self.patience.sleep(_STANDBY_SECONDS)
 
     async def _try_to_own(self) -> bool:
@@ -245,7 +282,8 @@ class SubscriberLoop:
         ):
             self._set_phase("catching_up")
         count = await ownership.look()
-        self._note_page()
+        # Whoever waits for a position that was skipped may have it written now.
+        self._note_progress()
         if ownership.writer.is_due:
             await ownership.writer.write()
         if self._has_changed():
@@ -284,7 +322,12 @@ class SubscriberLoop:
                 await self._ownership.let_go()
         finally:
             self._release_lock()
-            self._set_phase("stopped")
+            if self._restart is None:
+                self._set_phase("stopped")
+            else:
+                # Another ownership begins, as if this one had been another process's.
+                self._known, self._ownership = self.checkpoint, None
+                self._set_phase("standby")
 
     def _release_lock(self) -> None:
         if self._has_lock:
@@ -306,16 +349,6 @@ class SubscriberLoop:
         if phase != self._phase:
             self._phase = phase
             self._note_progress()
-
-    def _note_page(self) -> None:
-        """Everything up to the position was processed: whoever waits for that may have it written."""
-        if self._ownership is not None and self._wanted is not None:
-            writer = self._ownership.writer
-            if writer.position >= self._wanted:
-                self._wanted = None
-                writer.is_wanted = writer.position > writer.written
-        # Whoever waits for more says so again.
-        self._note_progress()
 
     def _note_progress(self) -> None:
         self._has_progressed.set()

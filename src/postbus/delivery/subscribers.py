@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 from postbus.config import ReliableDeliveryConfig
 from postbus.delivery.handle import SubscriptionHandle
-from postbus.delivery.solitude import Solitude
 from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.subscriber_loop import SubscriberLoop
+from postbus.delivery.suspects import Suspects
 from postbus.errors import DuplicateSubscriberError, SubscriptionNotFoundError
 from postbus.ports import Clock, Store
 
@@ -20,7 +20,7 @@ class Subscribers:
         self, store: Store, config: ReliableDeliveryConfig, clock: Clock, noise: Callable[[], float]
     ) -> None:
         self._store, self._config, self._clock, self._noise = store, config, clock, noise
-        self._solitude = Solitude()
+        self._suspects, self._transactions = Suspects(), asyncio.Lock()
         self._loops: dict[str, SubscriberLoop] = {}
         # Unsubscribed, and still at their last event.
         self._leaving: set[SubscriberLoop] = set()
@@ -34,7 +34,15 @@ class Subscribers:
         """Serve it from now on, or from start() on."""
         if subscriber.id in self._loops:
             raise DuplicateSubscriberError(subscriber.id)
-        loop = SubscriberLoop(subscriber, self._store, self._config, self._solitude, self._clock, self._noise)
+        loop = SubscriberLoop(
+            subscriber,
+            self._store,
+            self._config,
+            self._suspects,
+            self._transactions,
+            self._clock,
+            self._noise,
+        )
         self._loops[subscriber.id] = loop
         if self._is_started:
             self._start(loop)
@@ -69,10 +77,11 @@ class Subscribers:
         for loop in self._all():
             loop.stop()
 
-    async def wait_until_stopped(self) -> None:
-        """Return when all have ended."""
+    async def wait_until_stopped(self, by: "asyncio.Task[object] | None") -> None:
+        """Return when all have ended, but for the one whose handler is *by*."""
         for loop in self._all():
-            await loop.wait_until_stopped()
+            if not loop.is_run_by(by):
+                await loop.wait_until_stopped()
 
     async def cut_off(self) -> None:
         """End those that have not ended yet, and watch the log no more."""
@@ -85,6 +94,8 @@ class Subscribers:
 
     async def wait_until_idle(self) -> bool:
         """Return when every active one is at the end of the log; whether any had to be waited for."""
+        for loop in self:
+            loop.check_waits_not_for_itself()
         head = await self._store.log.head()
         has_waited = False
         for loop in self:

@@ -88,7 +88,13 @@ class DurableRemote:
             transaction.execute(INSERT_EFFECT, (event.id, event.global_sequence))
             self._history.note(who, event.id)
 
-        return {"ok": handle, "slow": handle_slowly, "measured": measure, "transactional": insert}[kind]
+        handlers: dict[str, Callable[..., object]] = {
+            "ok": handle,
+            "slow": handle_slowly,
+            "measured": measure,
+            "transactional": insert,
+        }
+        return handlers[kind]
 
 
 async def main(path: Path, history: History, options: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """Forks processes with three durable subscribers, one after the other, for somebody to kill.
 
-Arguments: the database, the history, SQLite's setting of synchronous. Lines in: "work" (publish and subscribe), "subscribe", "publish" or
-"finish" (subscribe to the end of the log). Lines out: the process, then "begun" when it has published or
-handled something, then its exit code.
+Arguments: the database, the history, SQLite's setting of synchronous. Lines in: "work" (publish and
+subscribe), "subscribe", "publish" or "finish" (subscribe to the end of the log). Lines out: the process,
+then "begun" when it has published or handled something, then its exit code.
 """
 
 import asyncio

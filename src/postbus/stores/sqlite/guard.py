@@ -35,6 +35,14 @@ class TransactionGuard:
         """The connection is about to be lent once or several times."""
         connection.set_progress_handler(self._is_overdue, _STEPS_BETWEEN_LOOKS)
 
+    def is_hanging(self, seconds: float) -> bool:
+        """Whether the handler has gone on for so long after its time was up."""
+        return self._is_lent and time.monotonic() > self._stops_at + seconds
+
+    def hurry(self) -> None:
+        """The store is about to close: the time of a handler is up."""
+        self._stops_at = min(self._stops_at, time.monotonic())
+
     def lend(self, timeout: float) -> None:
         """The handler has the connection from now on."""
         self.was_refused = self.was_interrupted = False

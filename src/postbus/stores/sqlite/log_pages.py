@@ -18,7 +18,6 @@ _READ_LOG = _QUERIES["read_log"].format(columns=COLUMNS)
 # How many events one read looks through at most: who wants few of them lets others in between.
 _MOST_LOOKED_THROUGH = 5_000
 _LEAST_LOOKED_THROUGH = 1_000
-_LARGEST_NUMBER = GlobalSequence(2**63 - 1)
 
 _decode = msgspec.json.Decoder(list[Event]).decode
 _decode_types = msgspec.json.Decoder(list[str]).decode

@@ -187,7 +187,7 @@ def _event_from_full_row(row: tuple[Any, ...]) -> Event:
         type=row[2],
         payload=_decode_payload(row[3]),
         created_at=_moment(row[4]) or _UNKNOWN_MOMENT,
-        status=EventStatus(row[5]),
+        status=_STATUSES.get(row[5], EventStatus.DONE),
         retry_count=row[6],
         last_error=row[7],
         metadata=_decode_metadata(row[8]),

@@ -94,6 +94,7 @@ class SQLiteStore:
                     is_owner=lambda: self.dispatch_lock.is_held,
                     on_growth=self.log.wake,
                     announce=self._wake_ups.announce,
+                    guard=self.guard,
                 )
                 self._reader = Reader(self.path, self._synchronous)
                 self._was_closed = False

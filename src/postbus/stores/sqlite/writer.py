@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from postbus.errors import BusLoopError, StoreClosedError
+from postbus.errors import BusLoopError, StoreBusyError, StoreClosedError
 from postbus.events import Draft, GlobalSequence
 from postbus.ports import OnStored
 from postbus.stores.sqlite.group_commit import GroupCommit
+from postbus.stores.sqlite.guard import TransactionGuard
 from postbus.stores.sqlite.jobs import Call, Insert, Job
 from postbus.stores.sqlite.nudge import Nudge
 
@@ -30,8 +31,10 @@ logger = logging.getLogger("postbus")
 # How long a finished event may wait for a commit to ride in.
 _FINISH_DELAY = 0.01
 _SECONDS_AFTER_ERROR = 1.0
+# A transactional handler that goes on for so long after its time was up is taken to hang.
+_GRACE = 1.0
 # How often the writer looks whether another process has written.
-_TICK = 0.02
+_TICK = 0.04
 # As many times another process may have written meanwhile, unless it has told of each time.
 _COMMITS_PER_TICK = 25
 # How long the loop waits for the writer to take what it hands over.
@@ -68,11 +71,12 @@ class Writer:
         is_owner: Callable[[], bool],
         on_growth: Callable[[], None],
         announce: Callable[[], None],
+        guard: TransactionGuard,
     ) -> None:
         """*on_growth* is called in the event loop when the log may have grown, here or by other processes;
         *announce* in the writer's thread when this process has stored events."""
         self._path, self._commit, self._tick, self._is_owner = path, commit, tick, is_owner
-        self._on_growth, self._announce = on_growth, announce
+        self._on_growth, self._announce, self._guard = on_growth, announce, guard
         self._told_head = commit.head
         self._loop = asyncio.get_running_loop()
         self._fork_count = _fork_count
@@ -134,7 +138,13 @@ class Writer:
         self._is_closed = True
         self._commit.closing.set()
         self._jobs.put(None)
-        self._thread.join()
+        self._guard.hurry()
+        while self._thread.is_alive():
+            self._thread.join(_TICK)
+            if self._guard.is_hanging(_GRACE):
+                # A daemon: it does not keep the program from ending, and its transaction ends with it.
+                logger.error("a transactional handler does not end: its thread is left behind")
+                return
 
     def _submit(self, job: Job) -> None:
         if self._is_closed:
@@ -143,6 +153,11 @@ class Writer:
             raise BusLoopError(
                 f"the store on {self._path} was opened before this process was forked; "
                 "open it in the child: start the bus after the fork"
+            )
+        if self._guard.is_hanging(_GRACE):
+            raise StoreBusyError(
+                f"a transactional handler does not end and holds {self._path}; nothing was stored; "
+                "keep such handlers to SQL"
             )
         self._unsettled += 1
         self._jobs.put(job)
