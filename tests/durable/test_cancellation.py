@@ -45,7 +45,7 @@ async def test_a_wait_that_is_cancelled_leaves_no_task_and_disturbs_nobody(
     assert asyncio.all_tasks() <= before
 
     handler.released.set()
-    await soon(bus.idle())
+    await soon(bus.subscription(ID).caught_up())
     assert [event.payload for event in handler.events] == [1, 2]
     assert not handler.was_cancelled
     assert await position_of(bus) == 2

@@ -104,6 +104,7 @@ class TestBatchSize:
         bus.subscribe("*", FlakyHandler(), id="slow", checkpoint_mode=CheckpointMode.batched(A_LOT, AN_HOUR))
         bus.subscribe("*", FlakyHandler(), id="sure")
         await publish_numbers(bus, 1, 2)
+        await soon(bus.subscription("sure").caught_up())
         await soon(bus.idle())
 
         assert (await position_of(bus, "slow"), await position_of(bus, "sure")) == (0, 2)

@@ -10,11 +10,11 @@ from tests.durable.steps import (
     Database,
     MakeBus,
     let_others_run,
-    until_resolved,
     letters_of,
     opened,
     position_of,
     publish_numbers,
+    until_resolved,
 )
 
 ONCE = RetryPolicy(max_retries=0)
@@ -26,7 +26,7 @@ async def test_a_running_subscriber_takes_it_up_and_resolves_it(
     bus, handler = make_bus(), FlakyHandler(1)
     bus.subscribe("*", handler, id=ID, retry=ONCE)
     await publish_numbers(bus, 1, 2)
-    await soon(bus.idle())
+    await soon(bus.subscription(ID).caught_up())
     (letter,) = await letters_of(bus)
     await clock.advance(60)
     await bus.dlq.retry(letter.dead_letter_id)

@@ -20,7 +20,7 @@ async def test_it_is_tried_again_after_one_two_and_four_seconds(
     await publish_numbers(bus, 1, 2)
     for seconds in (1, 2, 4):
         await soon(pass_time(clock, seconds))
-    await soon(bus.idle())
+    await soon(bus.subscription(ID).caught_up())
 
     assert handler.payloads == [1, 1, 1, 1, 2]
     assert handler.moments == [0, 1, 3, 7, 7]
@@ -37,7 +37,7 @@ async def test_after_four_attempts_it_is_a_dead_letter_with_its_whole_story(
     await bus.publish("order.placed", event_id="next")
     for seconds in (1, 2, 4):
         await soon(pass_time(clock, seconds))
-    await soon(bus.idle())
+    await soon(bus.subscription(ID).caught_up())
     (letter,) = await letters_of(bus)
 
     assert [event.id for event in handler.events] == ["poison"] * 4 + ["next"]

@@ -257,7 +257,7 @@ async def test_an_error_that_nobody_expected_does_not_end_the_loop(
     assert (handle.state, handle.reason) == ("failed", "ZeroDivisionError: a bug")
 
     await soon(try_again(clock))
-    await soon(bus.idle())
+    await soon(bus.subscription(ID).caught_up())
     await until(lambda: handle.state == "live")
     assert handler.payloads == [1, 1]
     assert await position_of(bus) == 1
@@ -372,7 +372,7 @@ async def test_what_is_processed_and_can_not_be_written_at_the_end_comes_again(
     second, handler = make_bus(), FlakyHandler()
     second.subscribe("*", handler, id=ID)
     await second.start()
-    await soon(second.idle())
+    await soon(second.subscription(ID).caught_up())
 
     assert handler.payloads == [1, 2]
     assert (await checkpoint_of(second)).position == 2

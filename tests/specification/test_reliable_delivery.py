@@ -93,7 +93,7 @@ class TestUnit:
         bus = new_bus()
         bus.subscribe("*", FlakyHandler(), id=ID)
         await bus.publish("order.placed", event_id="e-1")
-        await soon(bus.idle())
+        await soon(bus.subscription(ID).caught_up())
         (checkpoint,) = await bus.store.checkpoints.list()
 
         assert (checkpoint.subscriber_id, checkpoint.position, checkpoint.event_id) == (ID, 1, "e-1")

@@ -69,6 +69,7 @@ class SubscriberLoop:
         self._has_progressed = asyncio.Event()
         self._head_at_start: GlobalSequence | None = None
         self._restart: asyncio.TimerHandle | None = None
+        self._is_looking = False
 
     @property
     def state(self) -> str:
@@ -95,6 +96,10 @@ class SubscriberLoop:
     def is_active(self) -> bool:
         """Whether this instance is the one that delivers, and does so now."""
         return self.state in ("starting", "catching_up", "live")
+
+    def is_idle_at(self, head: GlobalSequence) -> bool:
+        """Whether everything up to there was processed, and whatever is due was written."""
+        return self.position >= head and not self._is_looking
 
     @property
     def is_at_rest(self) -> bool:
@@ -270,7 +275,12 @@ class SubscriberLoop:
                 await ownership.writer.write()
                 self._set_phase("paused")
             else:
-                await self._look(ownership)
+                self._is_looking = True
+                try:
+                    await self._look(ownership)
+                finally:
+                    self._is_looking = False
+                    self._note_progress()
             await self._wake_up.wait()
         raise StoppedError
 

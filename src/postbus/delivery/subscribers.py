@@ -99,7 +99,7 @@ class Subscribers:
         head = await self._store.log.head()
         has_waited = False
         for loop in self:
-            while loop.is_active and loop.position < head:
+            while loop.is_active and not loop.is_idle_at(head):
                 has_waited = True
                 await loop.wait_for_change()
         return has_waited
