@@ -45,6 +45,7 @@ from postbus.errors import (
     SubscriptionStoppedError,
     TransactionEndedError,
     UpcastError,
+    WaitsForItselfError,
     WrongExpectedVersionError,
 )
 from postbus.events import (
@@ -121,5 +122,6 @@ __all__ = [
     "SubscriptionStoppedError",
     "TransactionEndedError",
     "UpcastError",
+    "WaitsForItselfError",
     "WrongExpectedVersionError",
 ]

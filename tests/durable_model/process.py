@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from postbus import CheckpointMode, Event, EventBus, Projection, Saga, SagaContext, StateStore
+from postbus import CheckpointMode, Event, EventBus, StateStore
 from postbus.config import AnyCheckpointMode, ReliableDeliveryConfig
 from postbus.events import GlobalSequence, SubscriberId
 from postbus.ports import Store
@@ -16,16 +16,15 @@ from postbus.stores.sqlite import SQLiteStore
 from postbus.testing import ManualClock
 from tests.durable_model.dying_store import DiedError, Fate, dying
 from tests.durable_model.model import (
-    ANSWERED,
     ANSWERING,
     MAX_ATTEMPTS,
     Model,
     Reign,
     Seen,
     Story,
-    is_answered,
     trouble_of,
 )
+from tests.durable_model.observers import Answers, Numbers, number_of
 
 BATCH_SIZE = 3
 SYNCHRONOUS, BATCHED, TRANSACTIONAL = "synchronous", "batched", "transactional"
@@ -58,47 +57,13 @@ def new_stories() -> list[Story]:
     ]
 
 
-class Numbers(Projection[list[int]]):
-    """Keeps the numbers of the events that it got, in their order."""
-
-    def __init__(
-        self, id: str, patterns: tuple[str, ...], states: StateStore[list[int]], process: Any
-    ) -> None:
-        self.subscriber_id, self.patterns, self._process = id, patterns, process
-        super().__init__(states)
-
-    async def apply(self, state: list[int] | None, event: Event) -> list[int]:
-        await self._process.attempt(self.subscriber_id, event)
-        return [*(state or []), number_of(event)]
-
-
-class Answers(Saga[list[int]]):
-    """Answers some of the events, and keeps the numbers of all."""
-
-    subscriber_id = SAGA
-    patterns = ("order.*",)
-
-    def __init__(self, states: StateStore[list[int]], process: Any) -> None:
-        self._process = process
-        super().__init__(states)
-
-    def saga_id(self, event: Event) -> str:
-        return event.stream_id or "none"
-
-    async def handle(self, state: list[int] | None, event: Event, ctx: SagaContext) -> list[int]:
-        if is_answered(number_of(event)):
-            ctx.publish(ANSWERED, {"of": number_of(event)})
-        await self._process.attempt(SAGA, event)
-        return [*(state or []), number_of(event)]
-
-
 class Process:
     """One life of a bus on a store."""
 
     def __init__(self, inner: Store, clock: ManualClock, model: Model, turn_seconds: float) -> None:
         self.inner, self._model, self._turn_seconds = inner, model, turn_seconds
         self.fate = Fate()
-        self.paused: set[str] = set()
+        self._paused: set[str] = set()
         self.bus = EventBus(
             dying(inner, self.fate, self._watch),
             config=_CONFIG,
@@ -108,7 +73,6 @@ class Process:
             noise=lambda: 0.0,
         )
         self._log: dict[int, Event] = {}
-        self._clock = clock
 
     async def start(self) -> None:
         """Subscribe everybody, then begin."""
@@ -125,10 +89,14 @@ class Process:
         if subscriber_id == TRANSACTIONAL:
             self.bus.subscribe("*", self._insert, id=subscriber_id)
         elif subscriber_id == SAGA:
-            self.bus.subscribe(Answers(StateStore(store, SAGA, list[int]), self), checkpoint_mode=mode)
+            self.bus.subscribe(
+                Answers(StateStore(store, SAGA, list[int]), self.attempt), checkpoint_mode=mode
+            )
         elif subscriber_id in (PROJECTION, BATCHED_PROJECTION):
             states = StateStore(store, subscriber_id, list[int])
-            self.bus.subscribe(Numbers(subscriber_id, story.patterns, states, self), checkpoint_mode=mode)
+            self.bus.subscribe(
+                Numbers(subscriber_id, story.patterns, states, self.attempt), checkpoint_mode=mode
+            )
         else:
 
             async def handle(event: Event) -> None:
@@ -136,6 +104,24 @@ class Process:
 
             (pattern,) = story.patterns
             self.bus.subscribe(pattern, handle, id=subscriber_id, checkpoint_mode=mode)
+
+    async def pause(self, subscriber_id: str) -> None:
+        """From when it returns on, nothing is delivered."""
+        handle = self.bus.subscription(subscriber_id)
+        await self.unless_dead(handle.pause())
+        if handle.state == "paused":
+            self._paused.add(subscriber_id)
+
+    async def resume(self, subscriber_id: str) -> None:
+        """Go on, paused or not."""
+        self._paused.discard(subscriber_id)
+        await self.bus.subscription(subscriber_id).resume()
+
+    def resubscribe(self, subscriber_id: str) -> None:
+        """The new subscription knows nothing of a pause of the old one."""
+        self._paused.discard(subscriber_id)
+        self.bus.unsubscribe(subscriber_id)
+        self.subscribe(subscriber_id)
 
     async def attempt(self, subscriber_id: str, event: Event) -> None:
         """One attempt of a handler, which fails, ends the process or succeeds."""
@@ -204,6 +190,7 @@ class Process:
     def _begin(self, subscriber_id: str, event: Event) -> None:
         if self.fate.is_dead:
             raise DiedError
+        self._check(lambda: self._check_not_paused(subscriber_id, event))
         trouble = trouble_of(event, subscriber_id)
         attempt = self._model.stories[subscriber_id].begin(number_of(event))
         if attempt <= trouble.kills:
@@ -211,6 +198,9 @@ class Process:
             raise DiedError
         if attempt <= trouble.fails:
             raise ValueError(f"attempt {attempt} fails")
+
+    def _check_not_paused(self, subscriber_id: str, event: Event) -> None:
+        assert subscriber_id not in self._paused, f"{subscriber_id} is paused and gets {number_of(event)}"
 
     def _end(self, subscriber_id: str, event: Event) -> None:
         if self.fate.is_dead:
@@ -284,12 +274,6 @@ class Process:
         assert isinstance(self.inner, SQLiteStore)
         with closing(_connect(self.inner.path)) as connection:
             return [row[0] for row in connection.execute(query)]
-
-
-def number_of(event: Event) -> int:
-    """Its global sequence, as a plain number."""
-    assert event.global_sequence is not None
-    return int(event.global_sequence)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -96,12 +96,11 @@ class Course:
             case Run(turns):
                 await process.run(turns)
             case Pause(subscriber_id):
-                await process.unless_dead(bus.subscription(subscriber_id).pause())
+                await process.pause(subscriber_id)
             case Resume(subscriber_id):
-                await bus.subscription(subscriber_id).resume()
+                await process.resume(subscriber_id)
             case Resubscribe(subscriber_id):
-                bus.unsubscribe(subscriber_id)
-                process.subscribe(subscriber_id)
+                process.resubscribe(subscriber_id)
             case Restart():
                 await process.unless_dead(bus.shutdown())
                 if not fate.is_dead:
@@ -164,9 +163,8 @@ class Course:
         process = self._process
         head = await process.inner.log.head()
         for subscriber_id in SUBSCRIBERS:
-            handle = process.bus.subscription(subscriber_id)
-            await handle.resume()
-            await process.unless_dead(handle.caught_up())
+            await process.resume(subscriber_id)
+            await process.unless_dead(process.bus.subscription(subscriber_id).caught_up())
             if process.fate.is_dead:
                 return False
             if await process.inner.dead_letters.wanted_retries(SubscriberId(subscriber_id), 1):
