@@ -1,6 +1,7 @@
 """Holds what a durable subscriber has processed and not written yet, and writes it when it is due."""
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from postbus.config import AnyCheckpointMode
-from postbus.delivery.patience import Patience
+from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.receivers import Effects
 from postbus.errors import StoreError
 from postbus.events import (
@@ -40,11 +41,10 @@ class CheckpointWriter:
         patience: Patience,
         clock: Clock,
         on_written: Callable[[], None],
-        on_alarm: Callable[[], None],
     ) -> None:
         self._subscriber_id, self.epoch = checkpoint.subscriber_id, checkpoint.epoch
         self._store, self._patience, self._clock = store, patience, clock
-        self._on_written, self._on_alarm = on_written, on_alarm
+        self._on_written = on_written
         self.position = self.written = checkpoint.position
         self._event_id = checkpoint.event_id
         self._mode, self._count_due = mode, events_until_due(mode)
@@ -56,6 +56,8 @@ class CheckpointWriter:
         # A write was cancelled, and may come to its end all the same.
         self._is_uncertain = False
         self._alarm: asyncio.Task[None] | None = None
+        self._beside: asyncio.Task[None] | None = None
+        self._saving = asyncio.Lock()
 
     @property
     def is_due(self) -> bool:
@@ -69,13 +71,20 @@ class CheckpointWriter:
             return self.position > self.written
         return not self._count and self.position - self.written >= _MOST_SKIPPED
 
+    @property
+    def has_states(self) -> bool:
+        """Whether there are states that are not written."""
+        return bool(self._states)
+
     def want(self, position: GlobalSequence) -> None:
-        """Somebody waits for this position: write it as soon as it is reached."""
+        """Somebody waits for this position: write it as soon as it is reached, also beside a handler."""
         self._wanted = position if self._wanted is None else min(self._wanted, position)
+        if self.position >= self._wanted:
+            self._write_beside()
 
     def want_now(self) -> None:
         """Write the event at hand without waiting for others."""
-        self.want(self.position)
+        self._wanted = self.position
 
     def note(self, event: Event, sequence: GlobalSequence) -> None:
         """The event was processed, and had no effects of ours."""
@@ -90,13 +99,11 @@ class CheckpointWriter:
             self._states[state.store_name, state.key] = state
 
     def note_saved(self, position: GlobalSequence) -> None:
-        """Everything up to here is written, with all effects."""
+        """Everything up to here is written."""
         self.position, self.written = max(self.position, position), max(self.written, position)
-        self._count = 0
         if self._wanted is not None and self._wanted <= self.written:
             # Whoever waits for more says so again.
             self._wanted = None
-        self._states.clear()
         self._on_written()
 
     def skip_to(self, position: GlobalSequence) -> None:
@@ -107,27 +114,34 @@ class CheckpointWriter:
     async def write(self) -> None:
         """Write what was processed, if there is anything. StoppedError, SubscriberFencedError."""
         if (self.position > self.written or self._states) and not self._is_uncertain:
-            await self._save(self._progress())
+            await self._save(self._progress)
 
     async def write_attempt(self, sequence: GlobalSequence, attempt: int) -> None:
         """Write what was processed, and that an attempt begins: should it end the process, it counts."""
-        await self._save(replace(self._progress(), attempt_sequence=sequence, attempt_count=attempt))
+        await self._save(lambda: replace(self._progress(), attempt_sequence=sequence, attempt_count=attempt))
 
     async def write_burial(self, burial: Burial, sequence: GlobalSequence) -> None:
         """Write what was processed, and that the next event is a dead letter."""
-        progress = self._progress()
-        await self._save(replace(progress, position=sequence, event_id=burial.event.id, burials=(burial,)))
-        self.position, self._event_id = sequence, burial.event.id
+        event_id = burial.event.id
+        await self._save(
+            lambda: replace(self._progress(), position=sequence, event_id=event_id, burials=(burial,))
+        )
+        self.position, self._event_id = sequence, event_id
 
     async def write_effects(self, event: Event, sequence: GlobalSequence, effects: Effects) -> None:
         """Write the event's effects and all before it in one transaction; a refusal of them is raised."""
-        progress = self._progress(effects)
-        await self._save(replace(progress, position=sequence, event_id=event.id))
+        await self._save(lambda: replace(self._progress(effects), position=sequence, event_id=event.id))
         self.position, self._event_id = sequence, event.id
 
     async def write_retry(self, outcome: RetryOutcome, effects: Effects | None) -> None:
         """Write what became of a dead letter's retry, with its effects."""
-        await self._save(replace(self._progress(effects), retries=(outcome,)))
+        await self._save(lambda: replace(self._progress(effects), retries=(outcome,)))
+
+    async def finish(self) -> None:
+        """Ring no more, and return when nothing is being written beside a handler."""
+        self.stop()
+        if self._beside is not None:
+            await asyncio.wait([self._beside])
 
     def stop(self) -> None:
         """Ring no more."""
@@ -146,9 +160,19 @@ class CheckpointWriter:
             drafts=effects.drafts,
         )
 
-    async def _save(self, progress: Progress) -> None:
-        await self._patience.run(lambda: self._save_once(progress))
-        self.note_saved(progress.position)
+    async def _save(self, make_progress: Callable[[], Progress]) -> None:
+        """Write one after the other; events that are processed meanwhile wait for the next time."""
+        async with self._saving:
+            progress, count, states = make_progress(), self._count, dict(self._states)
+            began_at = self._clock.monotonic()
+            await self._patience.run(lambda: self._save_once(progress))
+            self._count -= count
+            for key, state in states.items():
+                if self._states.get(key) is state:
+                    del self._states[key]
+            if self._count:
+                self._due_at = due_at(PendingCheckpoint().add(1, began_at), self._mode)
+            self.note_saved(progress.position)
         logger.debug("checkpoint of %s is at %d", self._subscriber_id, self.written)
 
     async def _save_once(self, progress: Progress) -> None:
@@ -172,5 +196,16 @@ class CheckpointWriter:
             await self._clock.until(self._due_at)
         self._alarm = None
         if self._count:
-            self.want_now()
-            self._on_alarm()
+            self._write_beside()
+
+    def _write_beside(self) -> None:
+        """Write in a task of its own: a handler may be under way for long."""
+        if self._beside is None or self._beside.done():
+            self._beside = asyncio.get_running_loop().create_task(
+                self._write_quietly(), name="postbus checkpoint"
+            )
+
+    async def _write_quietly(self) -> None:
+        # Whatever is wrong, the subscriber meets it with its next write.
+        with contextlib.suppress(StoreError, StoppedError):
+            await self.write()

@@ -67,7 +67,6 @@ class Ownership:
             around.patience,
             around.clock,
             self._note_written,
-            around.wake,
         )
         self._failures = Failures(
             subscriber, checkpoint, self.writer, around.patience, around.memory, around.suspects, around.noise
@@ -108,6 +107,7 @@ class Ownership:
         self.stop()
         # What can't be written now comes again: nothing is lost.
         with contextlib.suppress(StoreError, StoppedError):
+            await self.writer.finish()
             await self.writer.write()
             await self._around.store.checkpoints.release(self._subscriber.id, self.writer.epoch)
 
@@ -154,7 +154,8 @@ class Ownership:
         )
 
     def _note_written(self) -> None:
-        self._forget_unwritten()
+        if not self.writer.has_states:
+            self._forget_unwritten()
         self._around.on_written()
 
     def _forget_unwritten(self) -> None:

@@ -174,8 +174,6 @@ class SubscriberLoop:
         """Somebody waits for the checkpoint to reach *target*: write it as soon as it is processed."""
         if self._ownership is not None:
             self._ownership.writer.want(target)
-            if self.position >= target:
-                self.wake()
 
     async def wait_for_change(self) -> None:
         """Return when the state or the position may have changed."""
