@@ -1,25 +1,21 @@
-"""Reads a page of the log in one statement.
-
-Row by row the reading thread would ask for the GIL with every event, while the event loop is busy
-with those before. As one JSON text the page is put together without the GIL, and read in one go.
-"""
+"""Reads a page of the log: the path that catching up lives on."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
 from postbus.events import Event, GlobalSequence, LogPage
 from postbus.stores.named_queries import load_queries
-from postbus.stores.sqlite.rows import COLUMNS, MOST_CHARACTERS, event_from_row
+from postbus.stores.sqlite.rows import COLUMNS, MOST_CHARACTERS, event_from_log, event_from_row
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
-_READ_LOG = _QUERIES["read_log"].format(columns=COLUMNS)
+_READ_WHOLE_ROWS = _QUERIES["read_whole_rows"].format(columns=COLUMNS)
 # How many events one read looks through at most: who wants few of them lets others in between.
 _MOST_LOOKED_THROUGH = 5_000
 _LEAST_LOOKED_THROUGH = 1_000
 
-_decode = msgspec.json.Decoder(list[Event]).decode
 _decode_types = msgspec.json.Decoder(list[str]).decode
 
 
@@ -48,51 +44,30 @@ def read_page(
             head = last
         if not types:
             return LogPage([], max(head, after))
-    try:
-        return _read_at_once(connection, after, head, limit, types)
-    except (sqlite3.DataError, sqlite3.OperationalError, msgspec.MsgspecError, UnicodeError, RecursionError):
-        # Too large for one text, or another program wrote something that only row by row can be told from.
-        return _read_row_by_row(connection, after, head, limit, types)
-
-
-def _read_at_once(
-    connection: sqlite3.Connection,
-    after: GlobalSequence,
-    up_to: GlobalSequence,
-    limit: int,
-    types: list[str] | None,
-) -> LogPage:
-    values: tuple[object, ...] = (after, up_to, limit)
+    wanted = None if types is None else msgspec.json.encode(types).decode()
     query = _QUERIES["read_page"]
-    if types is not None:
-        query, values = _QUERIES["read_page_of_types"], (after, up_to, _as_json(types), limit)
-    longest = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_CHARACTERS)
+    values: tuple[object, ...] = (after, head, limit)
+    if wanted is not None:
+        query, values = _QUERIES["read_page_of_types"], (after, head, wanted, limit)
     try:
-        text, count, last = connection.execute(query, values).fetchone()
-    finally:
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
-    events = _decode(text) if count else []
-    return LogPage(events, GlobalSequence(last) if count == limit else up_to)
+        return _make_page(connection.execute(query, values), event_from_log, head, limit)
+    except sqlite3.OperationalError:
+        # Another program wrote something that can't be put into JSON.
+        rows = connection.execute(_READ_WHOLE_ROWS, (after, head, wanted, wanted, limit))
+        return _make_page(rows, event_from_row, head, limit)
 
 
-def _read_row_by_row(
-    connection: sqlite3.Connection,
-    after: GlobalSequence,
+def _make_page(
+    rows: Iterable[tuple[Any, ...]],
+    make_event: Callable[[tuple[Any, ...]], Event],
     up_to: GlobalSequence,
     limit: int,
-    types: list[str] | None,
 ) -> LogPage:
     events: list[Event] = []
-    size, last = 0, after
-    for row in connection.execute(_READ_LOG, (after, up_to)):
+    size = 0
+    for row in rows:
+        events.append(make_event(row))
         size += len(row[3])
-        last = row[0]
-        if types is None or row[2] in types:
-            events.append(event_from_row(row))
-        if len(events) == limit or size >= MOST_CHARACTERS:
-            return LogPage(events, last)
+        if size >= MOST_CHARACTERS or len(events) == limit:
+            return LogPage(events, row[0])
     return LogPage(events, up_to)
-
-
-def _as_json(types: list[str]) -> str:
-    return msgspec.json.encode(types).decode()

@@ -98,24 +98,50 @@ def sequences_to_json(sequences: Iterable[GlobalSequence]) -> str:
     return _encode(list(sequences)).decode()
 
 
+def event_from_log(row: tuple[Any, ...]) -> Event:
+    """The event of a row of postbus_log."""
+    # Catching up lives on this function, and most events are plain.
+    sequence, event_id, event_type, payload, created_at, status, more = row
+    if more is None:
+        try:
+            moment = _parse_moment(created_at)
+            if moment.tzinfo is not None:
+                return Event(
+                    global_sequence=sequence,
+                    id=event_id,
+                    type=event_type,
+                    payload=_decode(payload),
+                    created_at=moment,
+                    status=_STATUSES[status],
+                )
+        except (ValueError, TypeError, KeyError, RecursionError):
+            # Another program wrote it; which part is wrong is found out below. (Msgspec's are ValueErrors.)
+            pass
+    return event_from_row((*row[:6], *(_NOTHING_MORE if more is None else _decode(more))))
+
+
 def event_from_row(row: tuple[Any, ...]) -> Event:
     """The event of a row read with COLUMNS."""
-    # Catching up lives on this function, and most events are plain: what they lack is not even looked at.
-    try:
-        created_at = _parse_moment(row[4])
-        if row[6:] == _NOTHING_MORE and created_at.tzinfo is not None:
-            return Event(
-                global_sequence=row[0],
-                id=row[1],
-                type=row[2],
-                payload=_decode(row[3]),
-                created_at=created_at,
-                status=_STATUSES[row[5]],
-            )
-    except (ValueError, TypeError, KeyError, RecursionError):
-        # Another program wrote it; which part is wrong is found out below. (Msgspec's are ValueErrors.)
-        pass
-    return _event_from_full_row(row)
+    return Event(
+        global_sequence=GlobalSequence(row[0]),
+        id=row[1],
+        type=row[2],
+        payload=_decode_payload(row[3]),
+        created_at=_moment(row[4]) or _UNKNOWN_MOMENT,
+        status=_STATUSES.get(row[5], EventStatus.DONE),
+        retry_count=row[6],
+        last_error=row[7],
+        metadata=_decode_metadata(row[8]),
+        dlq_at=_moment(row[9]),
+        stream_id=row[10],
+        stream_version=row[11],
+        actor_id=row[12],
+        purger_id=row[13],
+        purged_at=_moment(row[14]),
+        correlation_id=row[15],
+        causation_id=row[16],
+        schema_version=row[17],
+    )
 
 
 def event_from_draft(
@@ -178,29 +204,6 @@ def payload_to_text(payload: object) -> str:
 def subscription_from_row(row: tuple[Any, ...]) -> SubscriptionRow:
     """The subscription of a read_subscriptions row."""
     return SubscriptionRow(id=row[0], event_type=row[1], created_at=datetime.fromisoformat(row[2]))
-
-
-def _event_from_full_row(row: tuple[Any, ...]) -> Event:
-    return Event(
-        global_sequence=GlobalSequence(row[0]),
-        id=row[1],
-        type=row[2],
-        payload=_decode_payload(row[3]),
-        created_at=_moment(row[4]) or _UNKNOWN_MOMENT,
-        status=_STATUSES.get(row[5], EventStatus.DONE),
-        retry_count=row[6],
-        last_error=row[7],
-        metadata=_decode_metadata(row[8]),
-        dlq_at=_moment(row[9]),
-        stream_id=row[10],
-        stream_version=row[11],
-        actor_id=row[12],
-        purger_id=row[13],
-        purged_at=_moment(row[14]),
-        correlation_id=row[15],
-        causation_id=row[16],
-        schema_version=row[17],
-    )
 
 
 def _decode_payload(text: Any) -> Any:
