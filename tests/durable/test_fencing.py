@@ -4,7 +4,16 @@ import asyncio
 
 import pytest
 
-from postbus import CheckpointMode, Event, InstanceMode, Projection, ReliableDeliveryConfig, StateStore
+from postbus import (
+    CheckpointMode,
+    Event,
+    EventBus,
+    InMemoryStore,
+    InstanceMode,
+    Projection,
+    ReliableDeliveryConfig,
+    StateStore,
+)
 from postbus.events import GlobalSequence, Progress, SubscriberId
 from postbus.testing import ManualClock
 from tests.delivery.steps import BlockingHandler, FlakyHandler, soon, until
@@ -153,3 +162,22 @@ async def test_a_shutdown_lets_go_of_the_subscriber(make_bus: MakeBus) -> None:
 
     assert not claimed.was_interrupted
     assert claimed.position == 1
+
+
+async def test_one_who_waits_for_an_unwritten_position_is_served_after_a_takeover() -> None:
+    """The write beside the handler is refused; the subscriber notices, takes over again and delivers again."""
+    store, calls = InMemoryStore(), asyncio.Queue[object]()
+    bus = EventBus(store)
+
+    @bus.on("*", id=ID, checkpoint_mode=CheckpointMode.batched(100, 1000.0))
+    async def handle(event: Event) -> None:
+        await calls.put(event.payload)
+
+    async with bus:
+        await bus.publish("order.placed", 1)
+        await soon(calls.get())
+        await store.checkpoints.claim(SubscriberId(ID), GlobalSequence(0))
+        await soon(bus.subscription(ID).caught_up())
+
+        assert await soon(calls.get()) == 1
+        assert bus.subscription(ID).checkpoint == 1

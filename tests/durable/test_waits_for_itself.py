@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from postbus import Event, EventBus, WaitsForItselfError
-from tests.durable.steps import soon
+from tests.delivery.steps import soon
 
 WAITS: dict[str, Callable[[EventBus], Awaitable[None]]] = {
     "wait_for": lambda bus: bus.subscription("mail").wait_for(1),

@@ -5,7 +5,7 @@ import asyncio
 from postbus import CheckpointMode, Event, EventBus, InMemoryStore, StoreBusyError
 from postbus.events import Progress
 from postbus.ports import CheckpointStore
-from tests.durable.steps import soon
+from tests.delivery.steps import soon
 
 
 class BusyCheckpoints:

@@ -42,7 +42,7 @@ from tests.durable_model.process import (
 )
 
 # Generous: only a subscriber that waits for ever takes as long.
-_PATIENCE = 60.0
+_PATIENCE = 20.0
 # Each event that kills its process does so once uncounted, then as often as it has attempts.
 _MOST_LIVES = 200
 

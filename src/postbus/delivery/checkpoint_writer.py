@@ -41,10 +41,11 @@ class CheckpointWriter:
         patience: Patience,
         clock: Clock,
         on_written: Callable[[], None],
+        wake: Callable[[], None],
     ) -> None:
         self._subscriber_id, self.epoch = checkpoint.subscriber_id, checkpoint.epoch
         self._store, self._patience, self._clock = store, patience, clock
-        self._on_written = on_written
+        self._on_written, self._wake = on_written, wake
         self.position = self.written = checkpoint.position
         self._event_id = checkpoint.event_id
         self._mode, self._count_due = mode, events_until_due(mode)
@@ -206,6 +207,10 @@ class CheckpointWriter:
             )
 
     async def _write_quietly(self) -> None:
-        # Whatever is wrong, the subscriber meets it with its next write.
-        with contextlib.suppress(StoreError, StoppedError):
-            await self.write()
+        with contextlib.suppress(StoppedError):
+            try:
+                await self.write()
+            except StoreError:
+                # Not ours any more, or closed: the subscriber itself has to meet it, in its own write.
+                self.want_now()
+                self._wake()

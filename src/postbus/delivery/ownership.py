@@ -67,6 +67,7 @@ class Ownership:
             around.patience,
             around.clock,
             self._note_written,
+            around.wake,
         )
         self._failures = Failures(
             subscriber, checkpoint, self.writer, around.patience, around.memory, around.suspects, around.noise
