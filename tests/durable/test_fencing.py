@@ -165,7 +165,7 @@ async def test_a_shutdown_lets_go_of_the_subscriber(make_bus: MakeBus) -> None:
 
 
 async def test_one_who_waits_for_an_unwritten_position_is_served_after_a_takeover() -> None:
-    """The write beside the handler is refused; the subscriber notices, takes over again and delivers again."""
+    """The write beside the handler is refused; the subscriber notices, and takes over again."""
     store, calls = InMemoryStore(), asyncio.Queue[object]()
     bus = EventBus(store)
 
