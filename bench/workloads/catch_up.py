@@ -27,11 +27,12 @@ SIZES = (
 )
 _COUNT = 100_000
 _SYNCHRONOUS_COUNT = 10_000
-# The columns that every event has, and no others.
-_READ = """
-SELECT global_sequence, id, type, payload, status, created_at FROM events
-WHERE global_sequence > ? ORDER BY global_sequence LIMIT ?
-"""
+# All that an event has: which of it is empty is not known before it is read.
+_COLUMNS = (
+    "global_sequence, id, type, payload, created_at, status, retry_count, last_error, metadata, dlq_at, "
+    "stream_id, stream_version, actor_id, purger_id, purged_at, correlation_id, causation_id, schema_version"
+)
+_READ = f"SELECT {_COLUMNS} FROM events WHERE global_sequence > ? ORDER BY global_sequence LIMIT ?"
 
 
 def prepare(count: int, folder: Path) -> None:
@@ -54,8 +55,20 @@ def run_raw(count: int, folder: Path, _effort: Effort, *, is_decoded: bool) -> S
                         id=row[1],
                         type=row[2],
                         payload=decode(row[3]),
-                        status=statuses[row[4]],
-                        created_at=datetime.fromisoformat(row[5]),
+                        created_at=datetime.fromisoformat(row[4]),
+                        status=statuses[row[5]],
+                        retry_count=row[6],
+                        last_error=row[7],
+                        metadata=row[8],
+                        dlq_at=row[9],
+                        stream_id=row[10],
+                        stream_version=row[11],
+                        actor_id=row[12],
+                        purger_id=row[13],
+                        purged_at=row[14],
+                        correlation_id=row[15],
+                        causation_id=row[16],
+                        schema_version=row[17],
                     )
             after = rows[-1][0]
             seen += len(rows)

@@ -175,6 +175,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     retries: Sequence[RetryOutcome] = ()
     states: Sequence[StateWrite] = ()
     drafts: Sequence[Draft] = ()
+    # To lose it in a power cut would only mean that events are delivered again: no need to wait for the disk.
+    is_repeatable: bool = False
 
 
 class BatchOutcome(msgspec.Struct, frozen=True):

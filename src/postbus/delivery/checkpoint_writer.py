@@ -115,7 +115,7 @@ class CheckpointWriter:
     async def write(self) -> None:
         """Write what was processed, if there is anything. StoppedError, SubscriberFencedError."""
         if (self.position > self.written or self._states) and not self._is_uncertain:
-            await self._save(self._progress)
+            await self._save(self._plain_progress)
 
     async def write_attempt(self, sequence: GlobalSequence, attempt: int) -> None:
         """Write what was processed, and that an attempt begins: should it end the process, it counts."""
@@ -149,6 +149,10 @@ class CheckpointWriter:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+
+    def _plain_progress(self) -> Progress:
+        # Who asked for synchronous checkpoints wants each of them on disk.
+        return replace(self._progress(), is_repeatable=self._count_due > 1 and not self._states)
 
     def _progress(self, effects: Effects | None = None) -> Progress:
         effects = effects or Effects()

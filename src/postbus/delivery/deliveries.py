@@ -93,6 +93,10 @@ class SingleDeliveries:
         """Until all are processed, or somebody wants the subscriber to pause or stop."""
         writer, failures, has_changed = self._writer, self._failures, self._has_changed
         watch, began_at = self._watch, self._watch.now()
+        # This loop is what catching up costs: whatever it asks of every event is at hand.
+        attempt, errors = self._attempt, failures.memory.errors
+        left_behind: dict[GlobalSequence, Effects | Failed | None]
+        left_behind = failures.memory.left_behind  # type: ignore[assignment]
         for index, event in enumerate(events):
             is_long = index % _MOST_AT_A_STRETCH == 0 or watch.began_at - began_at > _LONGEST_STRETCH
             if is_long and index:
@@ -103,10 +107,13 @@ class SingleDeliveries:
                 if failures.is_careful or type(event.payload) is UndecodablePayload:
                     await self._deliver_carefully(event, sequence)
                 else:
-                    outcome = failures.memory.left_behind.pop(sequence, None) or await self._attempt(event)
+                    outcome = left_behind.pop(sequence, None) if left_behind else None
+                    if outcome is None:
+                        outcome = await attempt(event)
                     if outcome is None:
                         writer.note(event, sequence)
-                        failures.memory.forget(sequence)
+                        if errors:
+                            errors.pop(sequence, None)
                     else:
                         await self._go_on(event, sequence, outcome)
             except PutOffError:

@@ -47,16 +47,14 @@ class Patience:
         self._subscriber_id, self._clock, self._noise = subscriber_id, clock, noise
         self._on_change = on_change
         self._stopping = asyncio.Event()
+        self.is_stopping = False
+        """Whether the subscriber is to stop. (Asked for every event, so it is no property.)"""
         self.reason: str | None = None
         """Why nothing goes on at the moment, if so."""
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the subscriber is to stop."""
-        return self._stopping.is_set()
-
     def stop(self) -> None:
         """End every wait."""
+        self.is_stopping = True
         self._stopping.set()
 
     async def run(self, operation: Callable[[], Awaitable[T]]) -> T:

@@ -43,11 +43,16 @@ class FileAccess(Protocol):
         ...
 
     async def write(
-        self, run: Callable[[sqlite3.Connection], T], on_done: Callable[[], None] | None = None
+        self,
+        run: Callable[[sqlite3.Connection], T],
+        on_done: Callable[[], None] | None = None,
+        *,
+        waits_for_disk: bool = True,
     ) -> T:
         """Run something inside a transaction, opening the store on first use.
 
         *on_done* is called in the event loop once it is durable, even if the caller was cancelled meanwhile.
+        What need not wait for the disk survives the process, and may be lost in a power cut.
         """
         ...
 

@@ -59,7 +59,10 @@ class SQLiteCheckpoints:
         if progress.drafts:
             await self._file.write(lambda connection: _save_with_drafts(connection, progress, now), announce)
         else:
-            await self._file.write(lambda connection: _save(connection, progress, now))
+            await self._file.write(
+                lambda connection: _save(connection, progress, now),
+                waits_for_disk=not progress.is_repeatable,
+            )
 
     async def process(
         self,

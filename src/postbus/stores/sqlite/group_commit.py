@@ -3,7 +3,7 @@
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from postbus.errors import StoreBusyError, StoreError, StoreFullError, StoreReadOnlyError
@@ -24,6 +24,8 @@ _CONCERNS_ALL = (StoreBusyError, StoreFullError, StoreReadOnlyError)
 _CHECKPOINT_PAGES = 2_000
 _LONGEST_LOG = 8_000
 _PAGES_PER_COMMIT = 5
+# SQLite's number for synchronous=NORMAL, at which a commit does not wait for the disk.
+_NORMAL = 1
 # A changed row, and an event that is written the short way.
 _PAGES_PER_CHANGE = 0.15
 _OF_EACH_CONNECTION = (
@@ -43,7 +45,7 @@ class GroupCommit:
         self._pages_since_checkpoint = 0.0
         self._turn = FileDispatchLock(path)
         self.closing = threading.Event()
-        self._last_sequence = 0
+        self._last_sequence = self._level = 0
         self._connection = self._open()
         self.head = self._last_sequence
         """The last number of which this process knows that it is durable; read by other threads too."""
@@ -109,6 +111,7 @@ class GroupCommit:
                 for name in _OF_EACH_CONNECTION:
                     connection.execute(_QUERIES[name])
                 self._last_sequence = _read_last_sequence(connection)
+                (self._level,) = connection.execute("PRAGMA synchronous").fetchone()
         except BaseException:
             connection.close()
             raise
@@ -132,6 +135,25 @@ class GroupCommit:
         inserts = _as_one_insert(jobs, finished)
         if inserts and self._write_at_once(inserts, finished):
             return
+        if self._level > _NORMAL and jobs and not finished and not any(_needs_disk(job) for job in jobs):
+            with self._without_disk():
+                self._write_together(jobs, inserts, finished)
+        else:
+            self._write_together(jobs, inserts, finished)
+
+    @contextlib.contextmanager
+    def _without_disk(self) -> Iterator[None]:
+        """What is committed here is on disk with the next commit that waits for it."""
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        try:
+            yield
+        finally:
+            if not is_closed(self._connection):
+                self._connection.execute(f"PRAGMA synchronous = {self._level}")
+
+    def _write_together(
+        self, jobs: Sequence[Job], inserts: Sequence[Insert], finished: Sequence[GlobalSequence]
+    ) -> None:
         self._begin()
         try:
             changes_before = self._connection.total_changes
@@ -221,3 +243,7 @@ def _as_one_insert(jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> l
 
 def _read_last_sequence(connection: sqlite3.Connection) -> int:
     return int(connection.execute(_QUERIES["last_sequence"]).fetchone()[0])
+
+
+def _needs_disk(job: Job) -> bool:
+    return not isinstance(job, Call) or job.waits_for_disk

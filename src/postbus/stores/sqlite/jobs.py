@@ -56,17 +56,20 @@ class Call(Generic[T]):
     """Any other piece of work inside the transaction; if it raises, it has written nothing.
 
     *on_done* is called in the event loop once the work is durable, even if nobody waits for it any more.
+    What need not wait for the disk survives the process all the same, and may be lost in a power cut.
     """
 
-    __slots__ = ("_future", "_on_done", "_result", "_run", "error")
+    __slots__ = ("_future", "_on_done", "_result", "_run", "error", "waits_for_disk")
 
     def __init__(
         self,
         run: Callable[[sqlite3.Connection], T],
         future: "asyncio.Future[T]",
         on_done: Callable[[], None] | None = None,
+        waits_for_disk: bool = True,
     ) -> None:
         self._run, self._future, self._on_done = run, future, on_done
+        self.waits_for_disk = waits_for_disk
         self._result: T | None = None
         self.error: PostbusError | None = None
 

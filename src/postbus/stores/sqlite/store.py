@@ -188,11 +188,15 @@ class SQLiteStore:
             self._wake_ups.listen(self._writer.look_now)
 
     async def write(
-        self, run: Callable[[sqlite3.Connection], T], on_done: Callable[[], None] | None = None
+        self,
+        run: Callable[[sqlite3.Connection], T],
+        on_done: Callable[[], None] | None = None,
+        *,
+        waits_for_disk: bool = True,
     ) -> T:
         """Run something inside a transaction, opening the store on first use."""
         await self.open_on_first_use()
-        return await self.writer.call(run, on_done)
+        return await self.writer.call(run, on_done, waits_for_disk=waits_for_disk)
 
     async def read(self, run: Callable[[sqlite3.Connection], T]) -> T:
         """Run a query beside the writer, after what this process has written so far."""

@@ -109,11 +109,15 @@ class Writer:
         self._submit(job)
 
     async def call(
-        self, run: Callable[[sqlite3.Connection], T], on_done: Callable[[], None] | None = None
+        self,
+        run: Callable[[sqlite3.Connection], T],
+        on_done: Callable[[], None] | None = None,
+        *,
+        waits_for_disk: bool = True,
     ) -> T:
-        """Run something inside the next transaction and return its result once that is durable."""
+        """Run something inside the next transaction and return its result once that is committed."""
         future: asyncio.Future[T] = self._loop.create_future()
-        self._submit(Call(run, future, on_done))  # type: ignore[arg-type]
+        self._submit(Call(run, future, on_done, waits_for_disk))  # type: ignore[arg-type]
         return await future
 
     def look_now(self) -> None:
