@@ -3,6 +3,7 @@
 A sequence number is taken before its transaction commits, so 8 can become visible before 7.
 What is visible is delivered; the numbers in between are kept as open gaps, each a range, until
 they are delivered too or are known to be dead. The checkpoint never passes an open gap.
+SQLite and memory commit in order and have no gaps: this is for logs whose numbers come out of order.
 """
 
 import math
