@@ -12,8 +12,6 @@ from postbus.delivery.checkpoint_writer import CheckpointWriter
 from postbus.delivery.deliveries import (
     Deliveries,
     PutOffError,
-    SingleDeliveries,
-    TransactionalDeliveries,
     describe_timeout,
     describe_undecodable,
     sequence_of,
@@ -22,8 +20,10 @@ from postbus.delivery.failures import Failed, FailureMemory, Failures
 from postbus.delivery.handler_watch import HandlerWatch
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.receivers import TransactionalReceiver
+from postbus.delivery.single_deliveries import SingleDeliveries
 from postbus.delivery.subscriber import Subscriber, wanted_types
 from postbus.delivery.suspects import Suspects
+from postbus.delivery.transactional_deliveries import TransactionalDeliveries
 from postbus.errors import StoreError
 from postbus.events import Checkpoint, RetryOutcome, UndecodablePayload
 from postbus.ports import Clock, Store

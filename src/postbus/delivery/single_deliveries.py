@@ -1,0 +1,193 @@
+"""One event of a durable subscriber, attempt after attempt until it is processed or a dead letter."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from postbus.delivery.attempts import describe_error
+from postbus.delivery.checkpoint_writer import CheckpointWriter
+from postbus.delivery.deliveries import (
+    LeftBehindError,
+    PutOffError,
+    describe_timeout,
+    describe_undecodable,
+    sequence_of,
+)
+from postbus.delivery.failures import Failed, Failures
+from postbus.delivery.handler_watch import HandlerWatch
+from postbus.delivery.patience import Patience, StoppedError, is_infrastructure
+from postbus.delivery.receivers import Effects, Receiver
+from postbus.errors import (
+    DuplicateEventIdError,
+    EventBusShutdownError,
+    PayloadTypeError,
+    StoreError,
+    WrongExpectedVersionError,
+)
+from postbus.events import DeadLetter, Event, GlobalSequence, RetryOutcome, UndecodablePayload
+
+# Handlers that never wait keep everything else from running for no longer than this, or so many events.
+_LONGEST_STRETCH = 0.005
+_MOST_AT_A_STRETCH = 100
+
+
+class SingleDeliveries:
+    """Events one by one to a handler or a stateful observer."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        writer: CheckpointWriter,
+        failures: Failures,
+        patience: Patience,
+        watch: HandlerWatch,
+        has_changed: Callable[[], bool],
+    ) -> None:
+        self._receiver, self._writer = receiver, writer
+        self._failures, self._patience, self._watch = failures, patience, watch
+        self._has_changed = has_changed
+        self.current: Event | None = None
+        """The event whose handler runs, or ran last."""
+
+    @property
+    def is_handling(self) -> bool:
+        """Whether the handler runs at this moment."""
+        return self._watch.is_watching
+
+    async def deliver(self, events: Sequence[Event]) -> int:
+        """Until all are processed, or somebody wants the subscriber to pause or stop."""
+        writer, failures, has_changed = self._writer, self._failures, self._has_changed
+        watch, began_at = self._watch, self._watch.now()
+        # This loop is what catching up costs: whatever it asks of every event is at hand.
+        attempt, errors = self._attempt, failures.memory.errors
+        left_behind: dict[GlobalSequence, Effects | Failed | None]
+        left_behind = failures.memory.left_behind  # type: ignore[assignment]
+        for index, event in enumerate(events):
+            is_long = index % _MOST_AT_A_STRETCH == 0 or watch.began_at - began_at > _LONGEST_STRETCH
+            if is_long and index:
+                await asyncio.sleep(0)
+                began_at = watch.now()
+            sequence = sequence_of(event)
+            try:
+                if failures.is_careful or type(event.payload) is UndecodablePayload:
+                    await self._deliver_carefully(event, sequence)
+                else:
+                    outcome = left_behind.pop(sequence, None) if left_behind else None
+                    if outcome is None:
+                        outcome = await attempt(event)
+                    if outcome is None:
+                        writer.note(event, sequence)
+                        if errors:
+                            errors.pop(sequence, None)
+                    else:
+                        await self._go_on(event, sequence, outcome)
+            except PutOffError:
+                failures.put_off(sequence)
+                return index
+            if writer.is_due:
+                await writer.write()
+            if has_changed():
+                return index + 1
+        return len(events)
+
+    async def retry(self, letter: DeadLetter) -> None:
+        """One attempt; its effects and what became of it are written together."""
+        left_behind = self._failures.memory.left_behind.pop(sequence_of(letter), None)
+        outcome = left_behind or await self._attempt(letter)
+        if isinstance(outcome, Failed):
+            await self._writer.write_retry(RetryOutcome(letter.dead_letter_id, outcome.error), None)
+            return
+        try:
+            await self._writer.write_retry(RetryOutcome(letter.dead_letter_id, None), outcome)
+        except (WrongExpectedVersionError, DuplicateEventIdError) as error:
+            self._receiver.forget_unwritten()
+            failed = RetryOutcome(letter.dead_letter_id, describe_error(error))
+            await self._writer.write_retry(failed, None)
+
+    async def _deliver_carefully(self, event: Event, sequence: GlobalSequence) -> None:
+        if isinstance(event.payload, UndecodablePayload):
+            await self._failures.bury(event, sequence, [describe_undecodable(event.payload)])
+        elif (left_behind := self._failures.memory.left_behind.pop(sequence, None)) is not None:
+            await self._go_on(event, sequence, left_behind)
+        elif await self._failures.may_begin(event, sequence):
+            await self._go_on(event, sequence, await self._attempt(event))
+            # As long as an attempt is written as begun, the end of the process counts against its event.
+            self._writer.want_now()
+
+    async def _go_on(self, event: Event, sequence: GlobalSequence, outcome: Effects | Failed | None) -> None:
+        """Attempt after attempt."""
+        while True:
+            if not isinstance(outcome, Failed):
+                outcome = await self._take_effect(event, sequence, outcome)
+                if outcome is None:
+                    self._failures.note_success(sequence)
+                    return
+            if await self._failures.take(event, sequence, outcome):
+                return
+            if self._failures.is_careful and not await self._failures.may_begin(event, sequence):
+                return
+            outcome = await self._attempt(event)
+
+    async def _take_effect(
+        self, event: Event, sequence: GlobalSequence, effects: Effects | None
+    ) -> Failed | None:
+        if effects is not None and effects.drafts:
+            try:
+                await self._writer.write_effects(event, sequence, effects)
+            except (WrongExpectedVersionError, DuplicateEventIdError) as error:
+                # Nothing of it was written, nor of the events before it.
+                await self._writer.write()
+                self._receiver.forget_unwritten()
+                return Failed(describe_error(error))
+            return None
+        if effects is not None:
+            self._writer.note_states(effects)
+            self._receiver.note_unwritten(effects)
+        self._writer.note(event, sequence)
+        return None
+
+    async def _attempt(self, event: Event) -> Effects | Failed | None:
+        """One attempt that counts: those that only the store spoils do not. StoppedError."""
+        failure_count = 0
+        while True:
+            outcome = await self._call(event)
+            if not isinstance(outcome, StoreError):
+                if failure_count:
+                    self._patience.recover()
+                return outcome
+            failure_count += 1
+            await self._patience.wait_after(outcome, failure_count)
+            if self._has_changed():
+                self._patience.recover()
+                raise PutOffError
+
+    async def _call(self, event: Event) -> Effects | Failed | StoreError | None:
+        watch = self._watch
+        self.current = event
+        error: BaseException | None = None
+        effects: Effects | None = None
+        watch.begin()
+        try:
+            effects = await self._receiver.receive(event)
+        except (SystemExit, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as raised:
+            error = raised
+        finally:
+            watch.end()
+        if watch.is_stubborn:
+            raise LeftBehindError
+        if watch.is_late and watch.take_timeout():
+            return Failed(describe_timeout(watch.timeout))
+        return effects if error is None else self._judge(error)
+
+    def _judge(self, error: BaseException) -> Failed | StoreError:
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise error  # somebody wants the task gone; if not, the handler raised it of its own
+        if isinstance(error, EventBusShutdownError) and self._patience.is_stopping:
+            # The handler needs the bus, which takes no new work: the next start delivers the event.
+            raise StoppedError from error
+        if isinstance(error, StoreError) and is_infrastructure(error):
+            return error
+        return Failed(describe_error(error), is_final=isinstance(error, PayloadTypeError))
