@@ -134,7 +134,7 @@ class EventBus:
         self._registration = Registration(
             self._retry, config, handler_timeout, threads, self._drafts, self._store.states, self._clock
         )
-        self._subscribers = Subscribers(self._store, config, self._clock, noise)
+        self._subscribers = Subscribers(self._store, config, self._clock, noise, self.start)
         self._dlq = DLQInspector(self._store, clock=self._clock)
         self._changing = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -296,6 +296,10 @@ class EventBus:
         if handler is None:
             raise InvalidHandlerError(
                 f"no handler was given for {pattern!r}; expected subscribe(pattern, handler)"
+            )
+        if isinstance(handler, type) and hasattr(handler, "subscriber_id"):
+            raise InvalidHandlerError(
+                f"{handler.__qualname__} is a class; expected an instance, {handler.__qualname__}(…)"
             )
         if is_stateful(handler) or is_observer(handler):
             id = _only_id(id, handler.subscriber_id)

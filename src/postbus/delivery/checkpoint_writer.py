@@ -136,6 +136,14 @@ class CheckpointWriter:
 
     async def write_retry(self, outcome: RetryOutcome, effects: Effects | None) -> None:
         """Write what became of a dead letter's retry, with its effects."""
+        if outcome.error is not None:
+            logger.warning(
+                "the retry of dead letter %s of %s failed: %s",
+                outcome.dead_letter_id,
+                self._subscriber_id,
+                outcome.error,
+                extra={"subscription_id": self._subscriber_id, "error": outcome.error},
+            )
         await self._save(lambda: replace(self._progress(effects), retries=(outcome,)))
 
     async def finish(self) -> None:

@@ -1,6 +1,7 @@
 """SubscriptionHandle: what a durable subscriber is doing, and a word with it."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Literal, cast
 
 from postbus.config import check_number
@@ -16,8 +17,14 @@ SubscriptionState = Literal["starting", "catching_up", "live", "standby", "pause
 class SubscriptionHandle:
     """One durable subscriber of a bus."""
 
-    def __init__(self, loop: SubscriberLoop, log: EventLog, clock: Clock) -> None:
-        self._loop, self._log, self._clock = loop, log, clock
+    def __init__(
+        self,
+        loop: SubscriberLoop,
+        log: EventLog,
+        clock: Clock,
+        start: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._loop, self._log, self._clock, self._start = loop, log, clock, start
 
     @property
     def id(self) -> str:
@@ -67,6 +74,7 @@ class SubscriptionHandle:
         target = GlobalSequence(check_sequence(global_sequence))
         if timeout is not None:
             check_number("timeout", timeout, at_least=0.0)
+        await self._start_on_first_use()
         waiting = asyncio.ensure_future(self._reach(target))
         limit = None
         if timeout is not None:
@@ -91,7 +99,12 @@ class SubscriptionHandle:
         if self.state == "stopped":
             # With the bus its log is closed.
             raise SubscriptionStoppedError(self.id)
+        await self._start_on_first_use()
         await self.wait_for(await self._log.head(), timeout)
+
+    async def _start_on_first_use(self) -> None:
+        if not self._loop.is_begun and self.state != "stopped":
+            await self._start()
 
     async def _reach(self, target: GlobalSequence) -> None:
         while (checkpoint := self._loop.checkpoint) is None or checkpoint < target:

@@ -109,6 +109,11 @@ class SubscriberLoop:
         is_handling = self._ownership is not None and self._ownership.is_handling
         return self.patience.reason is not None and not is_handling
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the bus was started."""
+        return self._task is not None
+
     def start(self) -> None:
         """Begin, in a task of its own."""
         if self._head_at_start is None:
@@ -311,6 +316,13 @@ class SubscriberLoop:
         if await checkpoints.load(subscriber.id) is None:
             now = self._store.log.known_head if self._head_at_start is None else self._head_at_start
             start = await find_start(subscriber.start_from, self._store.log, now)
+            if start > max(now, self._store.log.known_head):
+                logger.warning(
+                    "subscriber %s is to start after %d and the log is at %d: what is in between is skipped",
+                    subscriber.id,
+                    start,
+                    self._store.log.known_head,
+                )
         return await checkpoints.claim(subscriber.id, start)
 
     async def _step_back(self) -> None:

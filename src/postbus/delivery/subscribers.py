@@ -2,7 +2,7 @@
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from postbus.config import ReliableDeliveryConfig
 from postbus.delivery.handle import SubscriptionHandle
@@ -17,8 +17,14 @@ class Subscribers:
     """Starts and stops their loops, and wakes them when the log may have grown."""
 
     def __init__(
-        self, store: Store, config: ReliableDeliveryConfig, clock: Clock, noise: Callable[[], float]
+        self,
+        store: Store,
+        config: ReliableDeliveryConfig,
+        clock: Clock,
+        noise: Callable[[], float],
+        start_bus: Callable[[], Awaitable[None]],
     ) -> None:
+        self._start_bus = start_bus
         self._store, self._config, self._clock, self._noise = store, config, clock, noise
         self._suspects, self._transactions = Suspects(), asyncio.Lock()
         self._loops: dict[str, SubscriberLoop] = {}
@@ -59,7 +65,7 @@ class Subscribers:
         loop = self._loops.get(subscriber_id)
         if loop is None:
             raise SubscriptionNotFoundError(subscriber_id)
-        return SubscriptionHandle(loop, self._store.log, self._clock)
+        return SubscriptionHandle(loop, self._store.log, self._clock, self._start_bus)
 
     def start(self) -> None:
         """Begin with all of them."""

@@ -28,6 +28,7 @@ class Crash:
         self.point, self.nth = point, nth
         self.has_happened: bool | None = None
         """Whether the point was reached that often; None before survivor() was entered."""
+        self._may_be_missed = False
 
     def __str__(self) -> str:
         return f"{self.point}-{self.nth}"
@@ -57,6 +58,11 @@ class Crash:
                 await life.run(timeout)
             finally:
                 self.has_happened = life.has_died
+            if not life.has_died and not self._may_be_missed:
+                raise AssertionError(
+                    "the point was not reached that often, so nothing was tested; let the bus use the store "
+                    "that make_bus is given, and the work publish something that is handled"
+                )
             async with make_bus(store_for(store, _CLOCK)) as bus:
                 async with limited(timeout, bus):
                     if not life.is_work_done:
@@ -95,9 +101,13 @@ def every_crash(points: Sequence[CrashPoint] = CRASH_POINTS) -> Iterator[Crash]:
     after_handler-1 ['order-1', 'order-1']
     after_handler-2 ['order-1']
     """
+    if isinstance(points, str):
+        raise InvalidConfigError("points", points, "a list of crash points")
     for point in points:
         for nth in itertools.count(1):
             crash = Crash(point, nth)
+            # How often a point is reached is found out here.
+            crash._may_be_missed = True
             yield crash
             if crash.has_happened is None:
                 raise AssertionError(f"nobody crashed at {crash}: enter crash.survivor(…) in the loop")
