@@ -56,7 +56,7 @@ async def test_a_retry_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> N
         (letter,) = (await bus.dlq.list()).events
         caplog.clear()
         await bus.dlq.retry(letter.dead_letter_id)
-        while (await bus.dlq.get(letter.dead_letter_id)).retry_count == letter.retry_count:
+        while (await bus.dlq.get(letter.dead_letter_id)).retry_count == letter.retry_count:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     assert f"the retry of dead letter {letter.dead_letter_id} of mail failed: ValueError: no" in caplog.text
