@@ -59,8 +59,8 @@ class SingleDeliveries:
         watch, began_at = self._watch, self._watch.now()
         # This loop is what catching up costs: whatever it asks of every event is at hand.
         attempt, errors = self._attempt, failures.memory.errors
-        left_behind: dict[GlobalSequence, Effects | Failed | None]
-        left_behind = failures.memory.left_behind  # type: ignore[assignment]
+        left_behind = failures.memory.left_behind
+        outcome: Effects | Failed | None
         for index, event in enumerate(events):
             is_long = index % _MOST_AT_A_STRETCH == 0 or watch.began_at - began_at > _LONGEST_STRETCH
             if is_long and index:

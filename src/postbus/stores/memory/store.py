@@ -5,12 +5,9 @@ import sqlite3
 from collections.abc import Iterable
 
 from postbus.clock import SystemClock
-from postbus.config import DEFAULT_MAX_PAYLOAD_BYTES
-from postbus.drafting import Drafts
-from postbus.errors import InvalidEventFieldError, InvalidPageError
-from postbus.events import Event, EventStatus, GlobalSequence
-from postbus.ids import new_event_id
+from postbus.events import Event, GlobalSequence
 from postbus.ports import Clock
+from postbus.stores import user_calls
 from postbus.stores.memory.backlog import InMemoryBacklog
 from postbus.stores.memory.checkpoints import InMemoryCheckpoints
 from postbus.stores.memory.dead_letters import InMemoryDeadLetters
@@ -41,7 +38,7 @@ class InMemoryStore:
     def __init__(self, *, clock: Clock = _SYSTEM_CLOCK) -> None:
         self._state = State(clock)
         self._effects = EffectsDatabase()
-        self._drafts = Drafts(_status_for, clock, new_event_id, DEFAULT_MAX_PAYLOAD_BYTES)
+        self._drafts = user_calls.make_drafts(clock)
         self.queue = InMemoryEventQueue(self._state)
         self.backlog = InMemoryBacklog(self._state)
         self.dispatch_lock = InMemoryDispatchLock()
@@ -84,24 +81,11 @@ class InMemoryStore:
         self, stream_id: str, from_version: int = 1, to_version: int | None = None
     ) -> list[Event]:
         """The events of a stream in the order of their versions, both bounds included."""
-        _check_number("from_version", from_version, at_least=1)
-        if to_version is not None:
-            _check_number("to_version", to_version, at_least=0)
-        return await self.log.read_stream(stream_id, from_version, to_version)
+        return await user_calls.read_stream(self.log, stream_id, from_version, to_version)
 
     async def read_all(self, after: int = 0, limit: int = 100) -> list[Event]:
         """At most *limit* events with a higher global sequence, in order."""
-        _check_number("after", after, at_least=0)
-        _check_number("limit", limit, at_least=0)
-        events: list[Event] = []
-        position = GlobalSequence(after)
-        while len(events) < limit:
-            page = await self.log.read(position, limit - len(events), None)
-            if page.up_to == position:
-                break
-            events += page.events
-            position = page.up_to
-        return events
+        return await user_calls.read_all(self.log, after, limit)
 
     async def get(self, event_id: str) -> Event:
         """The event with this id. EventNotFoundError."""
@@ -113,16 +97,4 @@ class InMemoryStore:
 
     async def purge(self, event_id: str, purger_id: str) -> None:
         """Take the payload of an event away; that it happened stays. EventNotFoundError."""
-        if not isinstance(purger_id, str) or not purger_id:
-            raise InvalidEventFieldError("purger_id", purger_id, "a string that says who takes it away")
-        await self.log.purge(event_id, purger_id)
-
-
-def _status_for(event_type: str, *, wait: bool) -> EventStatus | None:  # noqa: ARG001
-    # The store itself knows whether there are subscriptions that wait for it.
-    return None
-
-
-def _check_number(name: str, value: object, *, at_least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise InvalidPageError(name, value, f"a whole number of {at_least} or more")
+        await user_calls.purge(self.log, event_id, purger_id)

@@ -54,7 +54,7 @@ class SQLiteEventLog:
         inserting = Insert(drafts, on_stored)
         # The short way does not tell with which status they were stored.
         inserting.is_plain = False
-        self._file.writer.insert_one(inserting)
+        self._file.writer.submit(inserting)
         await stored
         return await self._stored_events(inserting)
 

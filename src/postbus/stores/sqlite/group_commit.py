@@ -14,6 +14,7 @@ from postbus.stores.sqlite.connection import is_closed, patiently, translated_er
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
 from postbus.stores.sqlite.inserting import LARGE_BATCH, LARGEST_STATEMENT, SMALLEST_GROUP, insert_events
 from postbus.stores.sqlite.jobs import Call, Insert, Job, TransactionLostError
+from postbus.stores.sqlite.log_pages import read_head
 from postbus.stores.sqlite.rows import draft_to_row, drafts_to_json, moment_to_text, sequences_to_json
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
@@ -97,7 +98,7 @@ class GroupCommit:
         self._pages_since_checkpoint += _PAGES_PER_COMMIT * commit_count
         # Busy or damaged: the next write tells, and the next look reads it again.
         with contextlib.suppress(sqlite3.Error):
-            self.head = self._last_sequence = _read_last_sequence(self._connection)
+            self.head = self._last_sequence = read_head(self._connection)
 
     def close(self) -> None:
         """Close the connection."""
@@ -110,7 +111,7 @@ class GroupCommit:
             with translated_errors(self._path):
                 for name in _OF_EACH_CONNECTION:
                     connection.execute(_QUERIES[name])
-                self._last_sequence = _read_last_sequence(connection)
+                self._last_sequence = read_head(connection)
                 (self._level,) = connection.execute("PRAGMA synchronous").fetchone()
         except BaseException:
             connection.close()
@@ -158,7 +159,7 @@ class GroupCommit:
         try:
             changes_before = self._connection.total_changes
             if inserts:
-                self._last_sequence = _read_last_sequence(self._connection)
+                self._last_sequence = read_head(self._connection)
                 self._insert(inserts, finished)
             else:
                 self._finish(finished)
@@ -185,7 +186,7 @@ class GroupCommit:
                 if not self._connection.in_transaction:
                     raise TransactionLostError
         # They may have stored events too.
-        self._last_sequence = _read_last_sequence(self._connection)
+        self._last_sequence = read_head(self._connection)
 
     def _write_at_once(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
         """One statement that is its own transaction; whether the numbers were free and no one in the way."""
@@ -239,10 +240,6 @@ def _as_one_insert(jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> l
     if count >= LARGE_BATCH and max(counts) >= LARGE_BATCH:
         return []
     return inserts if sum([job.size for job in inserts]) <= LARGEST_STATEMENT else []
-
-
-def _read_last_sequence(connection: sqlite3.Connection) -> int:
-    return int(connection.execute(_QUERIES["last_sequence"]).fetchone()[0])
 
 
 def _needs_disk(job: Job) -> bool:

@@ -10,18 +10,14 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from postbus.clock import SystemClock
-from postbus.config import DEFAULT_MAX_PAYLOAD_BYTES
-from postbus.drafting import Drafts
 from postbus.errors import (
     BusLoopError,
     InvalidConfigError,
-    InvalidEventFieldError,
-    InvalidPageError,
     StoreClosedError,
 )
-from postbus.events import Event, EventStatus, GlobalSequence
-from postbus.ids import new_event_id
+from postbus.events import Event, GlobalSequence
 from postbus.ports import Clock
+from postbus.stores import user_calls
 from postbus.stores.sqlite.backlog import SQLiteBacklog
 from postbus.stores.sqlite.checkpoints import SQLiteCheckpoints
 from postbus.stores.sqlite.connection import open_connection, patiently, translated_errors
@@ -68,7 +64,7 @@ class SQLiteStore:
         self._process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake_ups = FileWakeUps(self.path)
-        self._drafts = Drafts(_status_for, self._clock, new_event_id, DEFAULT_MAX_PAYLOAD_BYTES)
+        self._drafts = user_calls.make_drafts(self._clock)
         self.guard = TransactionGuard()
         self.dispatch_lock = FileDispatchLock(self.path)
         self.subscriber_locks = FileSubscriberLocks(self.path)
@@ -125,27 +121,14 @@ class SQLiteStore:
         self, stream_id: str, from_version: int = 1, to_version: int | None = None
     ) -> list[Event]:
         """The events of a stream in the order of their versions, both bounds included."""
-        _check_number("from_version", from_version, at_least=1)
-        if to_version is not None:
-            _check_number("to_version", to_version, at_least=0)
-        return await self.log.read_stream(stream_id, from_version, to_version)
+        return await user_calls.read_stream(self.log, stream_id, from_version, to_version)
 
     async def read_all(self, after: int = 0, limit: int = 100) -> list[Event]:
         """At most *limit* events with a higher global sequence, in order."""
-        _check_number("after", after, at_least=0)
-        _check_number("limit", limit, at_least=0)
         await self.open_on_first_use()
         # So that what was finished in this process shows as done.
         await self.writer.flush()
-        events: list[Event] = []
-        position = GlobalSequence(after)
-        while len(events) < limit:
-            page = await self.log.read(position, limit - len(events), None)
-            if page.up_to == position:
-                break
-            events += page.events
-            position = page.up_to
-        return events
+        return await user_calls.read_all(self.log, after, limit)
 
     async def get(self, event_id: str) -> Event:
         """The event with this id. EventNotFoundError."""
@@ -157,9 +140,7 @@ class SQLiteStore:
 
     async def purge(self, event_id: str, purger_id: str) -> None:
         """Take the payload of an event away; that it happened stays. EventNotFoundError."""
-        if not isinstance(purger_id, str) or not purger_id:
-            raise InvalidEventFieldError("purger_id", purger_id, "a string that says who takes it away")
-        await self.log.purge(event_id, purger_id)
+        await user_calls.purge(self.log, event_id, purger_id)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -270,16 +251,6 @@ class SQLiteStore:
         self._wake_ups.close()
         self.subscriber_locks.release_all()
         self.dispatch_lock.release()
-
-
-def _status_for(event_type: str, *, wait: bool) -> EventStatus | None:  # noqa: ARG001
-    # The store itself knows whether there are subscriptions that wait for it.
-    return None
-
-
-def _check_number(name: str, value: object, *, at_least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= _LARGEST_NUMBER:
-        raise InvalidPageError(name, value, f"a whole number of {at_least} or more")
 
 
 def _close_unwanted(opening: "asyncio.Future[GroupCommit]") -> None:

@@ -99,14 +99,10 @@ class Writer:
 
     def insert(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
         """Store drafts in the next commit."""
-        self._submit(Insert(drafts, on_stored))
+        self.submit(Insert(drafts, on_stored))
         is_new_group = self._handed_over != self._written_count
         if self._is_idle and is_new_group and self._jobs.qsize() >= self._hand_over_at:
             self._hand_over()
-
-    def insert_one(self, job: Insert) -> None:
-        """Store the drafts of a job that its maker wants to look at afterwards."""
-        self._submit(job)
 
     async def call(
         self,
@@ -117,7 +113,7 @@ class Writer:
     ) -> T:
         """Run something inside the next transaction and return its result once that is committed."""
         future: asyncio.Future[T] = self._loop.create_future()
-        self._submit(Call(run, future, on_done, waits_for_disk))  # type: ignore[arg-type]
+        self.submit(Call(run, future, on_done, waits_for_disk))  # type: ignore[arg-type]
         return await future
 
     def look_now(self) -> None:
@@ -150,7 +146,8 @@ class Writer:
                 logger.error("a transactional handler does not end: its thread is left behind")
                 return
 
-    def _submit(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
+        """Have the job done in the next commit; whoever made it looks at it afterwards."""
         if self._is_closed:
             raise StoreClosedError(f"the store on {self._path} was closed; open it again")
         if self._fork_count != _fork_count:
@@ -174,7 +171,7 @@ class Writer:
         if not self._unsettled:
             written: asyncio.Future[None] = self._loop.create_future()
             written.add_done_callback(self._after_flush)
-            self._submit(Call(lambda _: None, written))  # type: ignore[arg-type]
+            self.submit(Call(lambda _: None, written))  # type: ignore[arg-type]
         else:
             self._is_flush_due = True
             self._loop.call_later(_FINISH_DELAY, self._flush)
