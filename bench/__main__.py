@@ -7,15 +7,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 from bench import machine
 from bench.goals import GOALS, Judgement, Verdict, judge
-from bench.harness import Failed, Outcome, Results, Row, run_in_process, run_rounds
+from bench.harness import Failed, NotInstalled, Outcome, Results, Row, run_in_process, run_rounds
 from bench.model import Candidate, Effort, Sample, Tier, Workload
+from bench.pg import server
 from bench.report import json_report, markdown_report, number, text_report
 from bench.workloads import WORKLOADS
+from tests.postgres.existing import Postgres
 
 _ROUNDS = {Tier.QUICK: 2, Tier.DEFAULT: 5, Tier.LARGE: 5}
 _SECONDS = {Tier.QUICK: 0.3, Tier.DEFAULT: 0.8, Tier.LARGE: 0.8}
@@ -43,7 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if machine.is_busy():
         print(f"others are at work on this machine (load {machine.load()}): expect noise", file=sys.stderr)
     described = {**machine.describe(options.dir), "run": _describe_run(options)}
-    results = _measure(selection, options)
+    with ExitStack() as stack:
+        postgres = _start_postgres(stack, selection, options)
+        if postgres is not None and not isinstance(postgres, NotInstalled):
+            described["postgresql"] = server.describe(postgres)
+        results = _measure(selection, options, postgres)
     described["load at the end"] = machine.load()
     judgements = [judge(goal, results) for goal in GOALS if goal.workload in selection]
     print(text_report(described, results, judgements))
@@ -76,11 +84,31 @@ def exit_code(results: Results, judgements: Sequence[Judgement], *, is_strict: b
     return int(is_strict and any(judgement.verdict is not Verdict.REACHED for judgement in judgements))
 
 
-def _measure(selection: Selection, options: argparse.Namespace) -> Results:
+def _start_postgres(
+    stack: ExitStack, selection: Selection, options: argparse.Namespace
+) -> Postgres | NotInstalled | None:
+    """The server, if one is needed; or why there is none, and the other rows are measured all the same."""
+    if not any(workload.needs_postgres for workload, _ in selection.values()):
+        return None
+    try:
+        return stack.enter_context(server.server_in(options.dir, options.dsn))
+    except LookupError as error:
+        return NotInstalled(str(error).splitlines()[0])
+
+
+def _measure(
+    selection: Selection, options: argparse.Namespace, postgres: Postgres | NotInstalled | None
+) -> Results:
     effort = Effort(seconds=options.seconds, warm_up=options.seconds * _WARM_UP_SHARE)
 
     def run(workload: Workload, candidate: Candidate) -> Outcome:
-        return run_in_process(workload, candidate, effort, options.dir)
+        if postgres is None or not workload.needs_postgres:
+            return run_in_process(workload, candidate, effort, options.dir)
+        if isinstance(postgres, NotInstalled):
+            return postgres
+        with server.database_on(postgres) as dsn:
+            tell = partial(server.leave_dsn, dsn=dsn)
+            return run_in_process(workload, candidate, effort, options.dir, tell)
 
     def report(row: Row, round_number: int) -> None:
         print(f"round {round_number + 1} of {options.rounds}  {_progress(row)}", file=sys.stderr, flush=True)
@@ -131,14 +159,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         dest="tier",
         action="store_const",
         const=Tier.QUICK,
-        help="a minute at most: small files only",
+        help="small files and short logs only",
     )
     size.add_argument(
         "--large",
         dest="tier",
         action="store_const",
         const=Tier.LARGE,
-        help="with 10 million events in a file (5 GB)",
+        help="with 10 million events in a file or log (5 GB)",
     )
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME",
@@ -151,6 +179,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dir", type=_folder, default=Path(tempfile.gettempdir()), help="where the files are made"
     )
+    parser.add_argument(
+        "--dsn", type=_dsn,
+        help="a running PostgreSQL whose user may create databases, instead of one started in --dir",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
     parser.add_argument("--strict", action="store_true", help="exit 1 if a goal is missed or not measured")
@@ -181,6 +213,12 @@ def _folder(text: str) -> Path:
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is no folder")
     return path
+
+
+def _dsn(text: str) -> str:
+    if not text.startswith(("postgresql://", "postgres://")):
+        raise argparse.ArgumentTypeError("expected postgresql://user:password@host:port/database")
+    return text
 
 
 if __name__ == "__main__":

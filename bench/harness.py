@@ -145,11 +145,18 @@ def run_rounds(
     return Results(rows)
 
 
-def run_in_process(workload: Workload, candidate: Candidate, effort: Effort, base: Path) -> Outcome:
+def run_in_process(
+    workload: Workload,
+    candidate: Candidate,
+    effort: Effort,
+    base: Path,
+    fill_folder: Callable[[Path], None] = lambda folder: None,  # noqa: ARG005
+) -> Outcome:
     """One run in a fresh process and a fresh folder, which is removed whatever happens."""
     with tempfile.TemporaryDirectory(prefix="postbus-bench-", dir=base) as folder:
         data, answer = Path(folder, "data"), Path(folder, "answer.json")
         data.mkdir()
+        fill_folder(data)
         order = {
             "workload": workload.name,
             "candidate": candidate.name,

@@ -9,7 +9,17 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-_PACKAGES = ("postbus", "msgspec", "huey", "persist-queue", "litequeue")
+_PACKAGES = (
+    "postbus",
+    "msgspec",
+    "asyncpg",
+    "huey",
+    "persist-queue",
+    "litequeue",
+    "eventsourcing",
+    "pgqueuer",
+    "procrastinate",
+)
 _QUIET_LOAD = 0.5
 
 

@@ -77,6 +77,8 @@ class Workload:
     columns: tuple[Column, ...]
     ratios: tuple[RatioColumn, ...] = ()
     note: str = ""
+    # Then the folder that a candidate gets says which database is its own.
+    needs_postgres: bool = False
 
     def candidate(self, name: str) -> Candidate:
         """The candidate of this name. KeyError."""

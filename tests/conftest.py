@@ -1,9 +1,18 @@
-"""Settings shared by all tests; fixtures live in the conftest.py of the folder that uses them."""
+"""Settings and PostgreSQL servers shared by all tests; other fixtures live in the folder that uses them."""
 
+import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator, Iterator
 
+import pytest
 from hypothesis import settings
+
+from tests.postgres.binaries import find, find_version, version_of
+from tests.postgres.databases import Databases
+from tests.postgres.existing import ExistingServer, Postgres
+from tests.postgres.proxy import Proxy
+from tests.postgres.server import Server
 
 # A loaded machine makes single examples slow without making them wrong.
 settings.register_profile("default", deadline=None)
@@ -15,3 +24,63 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 # a test wants to interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# A shared server starts when the first test asks for it, one for each worker.
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """The server of all tests that leave it running."""
+    if dsn := os.environ.get("POSTBUS_TEST_DSN"):
+        yield ExistingServer(dsn)
+        return
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres18(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of PostgreSQL 18, the newest that is supported; tests leave it running."""
+    if "POSTBUS_TEST_DSN" not in os.environ and version_of(find()) == 18:
+        yield request.getfixturevalue("postgres")
+        return
+    with Server(find_version(18)) as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Server]:
+    """A server for this test alone, which may kill it."""
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def databases(postgres: Postgres) -> Iterator[Databases]:
+    """Makes databases, empty ones or copies of templates."""
+    databases = Databases(postgres)
+    yield databases
+    asyncio.run(databases.close())
+
+
+@pytest.fixture(scope="session")
+def databases18(postgres18: Postgres) -> Iterator[Databases]:
+    """Makes databases on PostgreSQL 18."""
+    databases = Databases(postgres18)
+    yield databases
+    asyncio.run(databases.close())
+
+
+@pytest.fixture
+async def postgres_dsn(databases: Databases) -> AsyncIterator[str]:
+    """An empty database for this test alone."""
+    async with databases.make() as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def postgres_proxy(postgres: Postgres) -> AsyncIterator[Proxy]:
+    """A network that fails when it is told to; `postgres_proxy.through(dsn)` leads to the same database."""
+    async with Proxy(postgres) as proxy:
+        yield proxy

@@ -1,7 +1,26 @@
 """All workloads, one module each, in the order in which they are measured and shown."""
 
 from bench.model import Workload
-from bench.workloads import batch, catch_up, dead_letters, growth, latency, loop, publish, recovery, wake_up
+from bench.workloads import (
+    batch,
+    catch_up,
+    dead_letters,
+    growth,
+    latency,
+    loop,
+    pg_append,
+    pg_batch,
+    pg_catch_up,
+    pg_disturbed,
+    pg_fan_out,
+    pg_growth,
+    pg_latency,
+    pg_takeover,
+    pg_writers,
+    publish,
+    recovery,
+    wake_up,
+)
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload
@@ -17,5 +36,14 @@ WORKLOADS: dict[str, Workload] = {
         catch_up.CATCH_UP,
         catch_up.LOG_GROWTH,
         wake_up.WORKLOAD,
+        pg_append.WORKLOAD,
+        pg_batch.WORKLOAD,
+        pg_catch_up.WORKLOAD,
+        pg_latency.WORKLOAD,
+        pg_fan_out.WORKLOAD,
+        pg_writers.WORKLOAD,
+        pg_takeover.WORKLOAD,
+        pg_disturbed.WORKLOAD,
+        pg_growth.WORKLOAD,
     )
 }

@@ -1,5 +1,7 @@
 """postbus: a durable event bus for Python. A published event is never lost."""
 
+from typing import TYPE_CHECKING, Any
+
 from postbus.bus import EventBus
 from postbus.config import (
     CheckpointMode,
@@ -13,6 +15,7 @@ from postbus.errors import (
     BusLoopError,
     DuplicateEventIdError,
     DuplicateSubscriberError,
+    DurableIdRequiredError,
     EventBusShutdownError,
     EventNotFoundError,
     InvalidConfigError,
@@ -28,6 +31,9 @@ from postbus.errors import (
     InvalidStateError,
     InvalidSubscriberIdError,
     InvalidTargetError,
+    MigrationNeededError,
+    MissingExtraError,
+    NoForeignTransactionError,
     NotADatabaseError,
     NotADeadLetterError,
     PayloadTypeError,
@@ -40,10 +46,12 @@ from postbus.errors import (
     StoreError,
     StoreFullError,
     StoreReadOnlyError,
+    StoreUnavailableError,
     SubscriberFencedError,
     SubscriptionNotFoundError,
     SubscriptionStoppedError,
     TransactionEndedError,
+    UnsoundLogError,
     UpcastError,
     WaitsForItselfError,
     WrongExpectedVersionError,
@@ -63,6 +71,9 @@ from postbus.state_stores import InMemoryStateStore, SQLiteStateStore
 from postbus.stores.memory import InMemoryStore
 from postbus.stores.sqlite import SQLiteStore
 
+if TYPE_CHECKING:
+    from postbus.pg import PgEventBus, PgEventStore, PgStateStore
+
 __all__ = [
     "BusLoopError",
     "CheckpointMode",
@@ -71,6 +82,7 @@ __all__ = [
     "DeadLetterPage",
     "DuplicateEventIdError",
     "DuplicateSubscriberError",
+    "DurableIdRequiredError",
     "Event",
     "EventBus",
     "EventBusShutdownError",
@@ -93,10 +105,16 @@ __all__ = [
     "InvalidStateError",
     "InvalidSubscriberIdError",
     "InvalidTargetError",
+    "MigrationNeededError",
+    "MissingExtraError",
     "NewEvent",
+    "NoForeignTransactionError",
     "NotADatabaseError",
     "NotADeadLetterError",
     "PayloadTypeError",
+    "PgEventBus",
+    "PgEventStore",
+    "PgStateStore",
     "PostbusError",
     "Projection",
     "PublishedTooLateError",
@@ -115,13 +133,28 @@ __all__ = [
     "StoreError",
     "StoreFullError",
     "StoreReadOnlyError",
+    "StoreUnavailableError",
     "SubscriberFencedError",
     "SubscriptionHandle",
     "SubscriptionNotFoundError",
     "SubscriptionRow",
     "SubscriptionStoppedError",
     "TransactionEndedError",
+    "UnsoundLogError",
     "UpcastError",
     "WaitsForItselfError",
     "WrongExpectedVersionError",
 ]
+
+_NEEDS_POSTGRES = ("PgEventBus", "PgEventStore", "PgStateStore")
+
+
+def __getattr__(name: str) -> Any:
+    # Not imported before somebody asks: embedded use needs no driver for PostgreSQL.
+    if name not in _NEEDS_POSTGRES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from postbus import pg
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(name, "postgres") from error
+    return getattr(pg, name)

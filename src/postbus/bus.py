@@ -132,7 +132,7 @@ class EventBus:
         if not isinstance(config, ReliableDeliveryConfig):
             raise InvalidConfigError("config", config, "a ReliableDeliveryConfig")
         self._registration = Registration(
-            self._retry, config, handler_timeout, threads, self._drafts, self._store.states, self._clock
+            self._retry, config, handler_timeout, threads, self._drafts, self._store, self._clock
         )
         self._subscribers = Subscribers(self._store, config, self._clock, noise, self.start)
         self._dlq = DLQInspector(self._store, clock=self._clock)
@@ -217,6 +217,7 @@ class EventBus:
         causation_id: str | uuid.UUID | None = None,
         schema_version: int | None = None,
         wait: bool = True,
+        connection: Any = None,
     ) -> str:
         """Store an event and run its handlers; its id.
 
@@ -224,6 +225,8 @@ class EventBus:
         (in success or as a dead letter); durable subscribers get it in their own time. Publishing the
         same *event_id* again stores nothing. With *expected_version* it is stored only if its stream
         is at that version, else WrongExpectedVersionError; 0 means that the stream must not exist.
+        With *connection* (of asyncpg, on PostgreSQL) it is stored in the caller's own transaction: it
+        exists exactly when that commits.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -247,20 +250,28 @@ class EventBus:
                 schema_version,
             )
             draft = self._drafts.draft_new(new, wait=wait)
+        if connection is not None:
+            await self._store.log.append_within(connection, (draft,))
+            return draft.id
         finished: asyncio.Future[None] = loop.create_future()
         self._publisher.publish((draft,), finished)
         await finished
         return draft.id
 
-    async def publish_many(self, events: Iterable[EventItem], *, wait: bool = True) -> list[str]:
+    async def publish_many(
+        self, events: Iterable[EventItem], *, wait: bool = True, connection: Any = None
+    ) -> list[str]:
         """Store all events in one transaction, or none, and run their handlers in order; their ids.
 
-        An item is (type, payload), (type, payload, metadata) or a NewEvent.
+        An item is (type, payload), (type, payload, metadata) or a NewEvent. With *connection* they are
+        stored in the caller's own transaction, as by publish.
         """
         await self._ready("publish")
         await self._lane.find_owner()
         drafts = self._drafts.draft_many(events, wait=wait)
-        if drafts:
+        if drafts and connection is not None:
+            await self._store.log.append_within(connection, drafts)
+        elif drafts:
             finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._publisher.publish(drafts, finished)
             await finished

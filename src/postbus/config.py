@@ -3,6 +3,7 @@
 import enum
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from postbus.errors import InvalidConfigError
 
@@ -95,6 +96,10 @@ class ReliableDeliveryConfig:
     checkpoint_mode: AnyCheckpointMode = field(default_factory=Synchronous)
     instance_mode: InstanceMode = InstanceMode.COORDINATED
     gap_timeout: float = 5.0
+    gap_policy: Literal["proof", "timeout"] = "proof"
+    """Whether a number that is missing is passed when it is proven dead, or gap_timeout after it was seen."""
+    ordering: Literal["stream", "global"] = "stream"
+    """Whether events beyond a gap are delivered at once, in the order of each stream, or wait for it."""
     poll_interval: float = 1.0
 
     def __post_init__(self) -> None:
@@ -108,6 +113,8 @@ class ReliableDeliveryConfig:
                 "ReliableDeliveryConfig.instance_mode", self.instance_mode, "an InstanceMode"
             )
         check_number("ReliableDeliveryConfig.gap_timeout", self.gap_timeout, at_least=0.0)
+        check_choice("ReliableDeliveryConfig.gap_policy", self.gap_policy, "proof", "timeout")
+        check_choice("ReliableDeliveryConfig.ordering", self.ordering, "stream", "global")
         check_timeout("ReliableDeliveryConfig.poll_interval", self.poll_interval)
 
     @property
@@ -124,6 +131,12 @@ def check_checkpoint_mode(name: str, mode: object) -> None:
     """Refuse what is no checkpoint mode."""
     if not isinstance(mode, AnyCheckpointMode):
         raise InvalidConfigError(name, mode, "CheckpointMode.synchronous() or CheckpointMode.batched(…)")
+
+
+def check_choice(name: str, value: object, *choices: str) -> None:
+    """Refuse what is none of the choices."""
+    if value not in choices:
+        raise InvalidConfigError(name, value, " or ".join(repr(choice) for choice in choices))
 
 
 def check_number(name: str, value: float, *, at_least: float, at_most: float = math.inf) -> None:

@@ -12,6 +12,7 @@ PostbusError
 ├── InvalidHandlerError        the handler is not a callable that takes one event
 ├── InvalidConfigError         a setting is out of its range
 ├── InvalidTargetError         the target is no path, URL or store
+├── MissingExtraError          a package is needed that comes with an extra of postbus
 ├── InvalidPageError           limit, offset or age is out of its range
 ├── InvalidSubscriberIdError   the id of a durable subscriber is not a usable string
 ├── DuplicateSubscriberError   this bus has a durable subscriber with this id already
@@ -27,10 +28,16 @@ PostbusError
 ├── PayloadTypeError           the stored payload does not fit the type that the handler asks for
 │   └── UpcastError            an upcaster raised on the stored payload
 ├── TransactionEndedError      a transactional handler ended the transaction it was lent
+├── TransactionFailedError     a transactional handler went on after a statement of its own had failed
+├── DurableIdRequiredError     on this store every subscription needs an id
+├── NoForeignTransactionError  this store can't append in the caller's own transaction
 └── StoreError                 the database refused or failed
     ├── WrongExpectedVersionError  another writer appended to the stream first: nothing was stored
     ├── SubscriberFencedError  another instance has taken the subscriber over
     ├── StoreClosedError       the store was closed
+    ├── StoreUnavailableError  the database can't be reached at the moment
+    ├── UnsoundLogError        on this table, sequence or server an event could be passed over
+    ├── MigrationNeededError   the schema is not there or too old, and we may not change it
     ├── StoreBusyError         another process held the database for too long
     ├── StoreFullError         the disk is full: nothing was stored
     ├── StoreReadOnlyError     the file, its folder or its filesystem can't be written
@@ -128,10 +135,18 @@ class InvalidTargetError(PostbusError):
     def __init__(self, target: object, reason: str) -> None:
         super().__init__(
             f"target {_shorten(target)} {reason}; "
-            'expected a path such as "events.db", a URL such as "sqlite:///events.db", '
-            '"memory:" or a store'
+            'expected a path such as "events.db", a URL such as "sqlite:///events.db" or '
+            '"postgresql://localhost/app", "memory:" or a store'
         )
         self.target, self.reason = target, reason
+
+
+class MissingExtraError(PostbusError):
+    """What was asked for needs a package that is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f'{what} needs a package that is not installed; run: pip install "postbus[{extra}]"')
+        self.extra = extra
 
 
 class InvalidPageError(PostbusError):
@@ -270,6 +285,38 @@ class TransactionEndedError(PostbusError):
         self.subscriber_id = subscriber_id
 
 
+class TransactionFailedError(PostbusError):
+    """A failed statement spoils its whole transaction: put one that may fail into a nested transaction."""
+
+    def __init__(self, subscriber_id: str) -> None:
+        super().__init__(
+            f"the handler of {subscriber_id!r} went on after a statement of its own had failed, which undoes "
+            "the whole transaction; put a statement that may fail into `async with connection.transaction():`"
+        )
+        self.subscriber_id = subscriber_id
+
+
+class DurableIdRequiredError(PostbusError):
+    """Without an id a subscription lives with its process, which this store knows nothing of."""
+
+    def __init__(self, subscription: str) -> None:
+        super().__init__(
+            f"{subscription} has no id, and on PostgreSQL every subscription is durable and needs one; "
+            'give it an id that stays the same from start to start: subscribe(pattern, handler, id="…")'
+        )
+        self.subscription = subscription
+
+
+class NoForeignTransactionError(PostbusError):
+    """This store can't append in the caller's own transaction. Nothing was stored."""
+
+    def __init__(self, store: str) -> None:
+        super().__init__(
+            f"{store} can't append in a transaction of the caller's; leave connection= out, or let a "
+            "transactional subscriber write both; nothing was stored"
+        )
+
+
 class EventNotFoundError(PostbusError):
     """No event has this id: it was never stored here, or it was purged."""
 
@@ -317,6 +364,18 @@ class StoreClosedError(StoreError):
     """The store was closed: open a new one."""
 
 
+class StoreUnavailableError(StoreError):
+    """The database can't be reached at the moment, or the connection broke: try again."""
+
+
+class UnsoundLogError(StoreError):
+    """On this table, sequence or server an event could be passed over: the message says how to repair it."""
+
+
+class MigrationNeededError(StoreError):
+    """The schema is missing or too old and this role may not change it: run `postbus migrate`."""
+
+
 class StoreBusyError(StoreError):
     """Another process held the database for longer than we wait. Nothing was stored: try again."""
 
@@ -339,7 +398,7 @@ class SchemaTooNewError(StoreError):
     def __init__(self, path: str, found: int, known: int) -> None:
         super().__init__(
             f"{path} has schema version {found} and this postbus knows up to {known}; "
-            "upgrade postbus; the file was left as it is"
+            "upgrade postbus; it was left as it is"
         )
         self.path, self.found, self.known = path, found, known
 

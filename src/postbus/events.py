@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Generic, NewType
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, NewType
 
 import msgspec
 
@@ -114,12 +114,67 @@ class Draft(msgspec.Struct, frozen=True):
     schema_version: int | None = None
 
 
+class Gap(NamedTuple):
+    """Numbers from *first* to *last*, both included, that are neither delivered nor dead.
+
+    >>> Gap(6, 7)
+    Gap(first=6, last=7)
+    """
+
+    first: int
+    last: int
+
+
+class LogPosition(msgspec.Struct, frozen=True):
+    """How far the log was read: up to *head*, but for the gaps below it that may still be filled."""
+
+    head: GlobalSequence
+    # In order, disjoint.
+    open: tuple[Gap, ...] = ()
+
+    @property
+    def contiguous(self) -> GlobalSequence:
+        """The highest number up to which there is no gap."""
+        return GlobalSequence(self.open[0].first - 1) if self.open else self.head
+
+
+class WriterSample(msgspec.Struct, frozen=True):
+    """Who can still publish a number that was already handed out, at one moment; see policy.horizon."""
+
+    # Names one start of one server: what is remembered of another means nothing.
+    server: str
+    # The highest number that was visible before the holders were looked up.
+    high: int
+    holders: tuple[str, ...]
+
+
+class OpenWriter(msgspec.Struct, frozen=True):
+    """A transaction that has drawn a number and has not ended: what a gap waits for."""
+
+    # None: it is prepared (PREPARE TRANSACTION) and belongs to no session.
+    pid: int | None
+    application_name: str | None
+    # The name of a prepared transaction.
+    gid: str | None
+    age_seconds: float
+
+
 class LogPage(msgspec.Struct, frozen=True):
     """Events of the log in order, and how far the log was looked through for them."""
 
     events: list[Event]
-    # Every number up to this one is in the page, was not wanted, or will never be used.
+    # Every number after the position and up to this one is in the page, was not wanted, will never be
+    # used, or is missing.
     up_to: GlobalSequence
+    # Numbers above the position that are not visible yet and may never be.
+    missing: tuple[Gap, ...] = ()
+    # Which start of which server answered; None where numbers commit in order.
+    server: str | None = None
+    # Taken just before the page was read, on the same connection.
+    sample: WriterSample | None = None
+    # There are more events in the open gaps of the position than fit: of what was not found there,
+    # nothing is known.
+    is_cut: bool = False
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +191,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     # The event whose attempts were written down before they began, and how many have begun.
     attempt_sequence: GlobalSequence | None = None
     attempt_count: int = 0
+    # What is processed beyond the position: up to head, but for the open gaps.
+    head: GlobalSequence | None = None
+    open: tuple[Gap, ...] = ()
 
 
 class StateWrite(msgspec.Struct, frozen=True):
@@ -168,6 +226,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     # Where the checkpoint moves to; a position behind the present one leaves it where it is.
     position: GlobalSequence
     event_id: str | None = None
+    # What is processed beyond the position: up to head, but for the open gaps. None: nothing.
+    head: GlobalSequence | None = None
+    open: tuple[Gap, ...] = ()
+    # Numbers that gap_policy="timeout" gave up: put on record.
+    given_up: tuple[Gap, ...] = ()
+    # The same for every try of one write: one that was written without our getting to know is not repeated.
+    write_id: str | None = None
     # The attempt that begins after this transaction, and which one of its event it is.
     attempt_sequence: GlobalSequence | None = None
     attempt_count: int = 0

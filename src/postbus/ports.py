@@ -14,6 +14,8 @@ from postbus.events import (
     Event,
     GlobalSequence,
     LogPage,
+    LogPosition,
+    OpenWriter,
     Progress,
     Reaction,
     SubscriberId,
@@ -122,6 +124,19 @@ class SubscriptionTable(Protocol):
         ...
 
 
+class WantedTypes(Protocol):
+    """Which event types a reader wants."""
+
+    @property
+    def patterns(self) -> Sequence[str]:
+        """As they were given: exact types, and those with "*" for one segment."""
+        ...
+
+    def __call__(self, event_type: str, /) -> bool:
+        """Whether this type is wanted."""
+        ...
+
+
 class DeadLetterStore(Protocol):
     """Events that used up their attempts, with the in-process handlers or with a durable subscriber."""
 
@@ -166,6 +181,15 @@ class DeadLetterStore(Protocol):
         """Dead letters of this subscriber that are marked for one more attempt, oldest first."""
         ...
 
+    async def bury_late(
+        self, subscriber_id: SubscriberId, wanted: WantedTypes | None, error: str
+    ) -> list[Event]:
+        """Make dead letters of the events that appeared at numbers which the subscriber had given up.
+
+        Those whose type is wanted, each once; the events.
+        """
+        ...
+
 
 class EventLog(Protocol):
     """All events in the order of their global sequence, and in streams."""
@@ -177,14 +201,31 @@ class EventLog(Protocol):
         """
         ...
 
-    async def read(
-        self, after: GlobalSequence, limit: int, is_wanted: Callable[[str], bool] | None
-    ) -> LogPage:
-        """At most *limit* events after a number whose type is wanted; None: all are.
+    async def append_within(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:
+        """As append, inside the caller's own transaction: the events exist exactly when it commits.
 
-        Looks through a bounded part of the log, so the page may be empty although there is more:
-        then it goes on after *up_to*. *up_to* equals *after* only at the end of the log.
+        StoreError where the store knows no such connections.
         """
+        ...
+
+    async def read(
+        self, after: LogPosition, limit: int, wanted: WantedTypes | None, *, with_sample: bool = False
+    ) -> LogPage:
+        """The events in the open gaps of a position and at most *limit* after its head, in order.
+
+        Only those whose type is wanted; None: all are. Looks through a bounded part of the log, so the
+        page may be empty although there is more: then it goes on after *up_to*, which equals the head of
+        *after* only at the end of the log. All of it is seen at one moment: of a stream no event comes
+        before one that was appended earlier. *with_sample*: first see who can still fill a gap.
+        """
+        ...
+
+    async def now(self, head: GlobalSequence) -> LogPosition:
+        """Everything up to *head* that is visible at this moment: what can still appear below is open."""
+        ...
+
+    async def open_writers(self) -> list[OpenWriter]:
+        """The transactions that may still fill a gap, the oldest first."""
         ...
 
     async def read_stream(self, stream_id: str, from_version: int, to_version: int | None) -> list[Event]:
@@ -238,7 +279,7 @@ class CheckpointStore(Protocol):
         """All, by subscriber id."""
         ...
 
-    async def claim(self, subscriber_id: SubscriberId, start: GlobalSequence) -> Checkpoint:
+    async def claim(self, subscriber_id: SubscriberId, start: LogPosition) -> Checkpoint:
         """Become the owner under a new, higher epoch; *start* counts if there is no checkpoint yet.
 
         was_interrupted tells whether the owner before did not release it.
@@ -258,7 +299,8 @@ class CheckpointStore(Protocol):
         subscriber_id: SubscriberId,
         epoch: int,
         events: Sequence[Event],
-        handle: Callable[[Event, Any], object],
+        handle: Callable[[Event, Any], Any],
+        reached: Callable[[int], LogPosition],
         *,
         timeout: float,
         time_budget: float,
@@ -266,6 +308,9 @@ class CheckpointStore(Protocol):
     ) -> BatchOutcome:
         """Call handle(event, transaction) for one event after the other and move the checkpoint along,
         all in one transaction; effects of an event that raises are undone and end the batch.
+
+        What handle returns is awaited where transactions are async. *reached* tells where the checkpoint
+        is to be after the first so many of the events.
 
         After *time_budget* seconds the batch ends early, after at least one event. A statement that
         runs beyond *timeout* seconds after its handler began is interrupted. With *retried*, the id of
@@ -282,12 +327,16 @@ class CheckpointStore(Protocol):
 class SubscriberLocks(Protocol):
     """A durable subscriber is active in one process: locks that end with their process."""
 
-    def try_acquire(self, subscriber_id: SubscriberId) -> bool:
-        """Become the holder without waiting; False if anybody is, this process included."""
+    async def try_acquire(self, subscriber_id: SubscriberId) -> bool:
+        """Become the holder without waiting for it; False if anybody is, this process included."""
         ...
 
     def release(self, subscriber_id: SubscriberId) -> None:
-        """Let another become the holder. Idempotent."""
+        """Let another become the holder, at once or as soon as it can be done. Idempotent."""
+        ...
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """Call this in the event loop when all locks are lost, and the server may be another one."""
         ...
 
 
@@ -375,12 +424,18 @@ class EventStore(Protocol):
     """The log as users see it: bus.store."""
 
     async def append(
-        self, stream_id: str, events: Iterable[object], *, expected_version: int | None = None
+        self,
+        stream_id: str,
+        events: Iterable[object],
+        *,
+        expected_version: int | None = None,
+        connection: Any = None,
     ) -> list[Event]:
         """Store events in one stream, all or none; the stored events.
 
         An item is (type, payload), (type, payload, metadata) or a NewEvent. *expected_version*: None for
         any, 0 for a stream that must not exist, n for one that must be at n; WrongExpectedVersionError.
+        *connection*: inside the caller's own transaction, so that they exist exactly when it commits.
         """
         ...
 
@@ -409,6 +464,16 @@ class EventStore(Protocol):
 
 class Store(EventStore, Protocol):
     """One database, seen through its ports."""
+
+    @property
+    def has_handlers(self) -> bool:
+        """Whether handlers without an id can be run on it: if not, every subscription needs one."""
+        ...
+
+    @property
+    def has_async_transactions(self) -> bool:
+        """Whether a transactional handler is a coroutine function, or else a plain one."""
+        ...
 
     @property
     def queue(self) -> EventQueue:

@@ -3,12 +3,13 @@
 import os
 from pathlib import Path
 
-from postbus.errors import InvalidTargetError
+from postbus.errors import InvalidTargetError, MissingExtraError
 from postbus.ports import Clock, Store
 from postbus.stores.memory import InMemoryStore
 from postbus.stores.sqlite import SQLiteStore
 
 _SQLITE = "sqlite://"
+_POSTGRES = ("postgresql://", "postgres://")
 _MEMORY = "memory:"
 
 
@@ -16,7 +17,8 @@ def store_for(target: "str | os.PathLike[str] | Store", clock: Clock) -> Store:
     """The store that a target names.
 
     "events.db" and "sqlite:///events.db" are files in the current folder,
-    "sqlite:////var/lib/events.db" is an absolute path, "memory:" lives with the bus.
+    "sqlite:////var/lib/events.db" is an absolute path, "postgresql://host/database" is a server,
+    "memory:" lives with the bus.
     """
     if isinstance(target, str):
         return _store_for_text(target, clock)
@@ -43,8 +45,19 @@ def _store_for_text(target: str, clock: Clock) -> Store:
         if "?" in path:
             raise InvalidTargetError(target, "has a query, which is not known; give a SQLiteStore instead")
         return SQLiteStore(Path(path), clock=clock)
+    if target.startswith(_POSTGRES):
+        return _postgres_store(target, clock)
     if "://" in target or target.startswith("file:"):
         raise InvalidTargetError(target, f"has the scheme {target.partition(':')[0]!r}, which is not known")
     if not target:
         raise InvalidTargetError(target, "is empty")
     return SQLiteStore(Path(target), clock=clock)
+
+
+def _postgres_store(dsn: str, clock: Clock) -> Store:
+    # Embedded use needs no driver for PostgreSQL: it is an extra.
+    try:
+        from postbus.stores.postgres import PgEventStore
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("PostgreSQL", "postgres") from error
+    return PgEventStore(dsn, clock=clock)

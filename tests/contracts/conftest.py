@@ -1,12 +1,15 @@
 """One open store of each kind, on a clock that stands still."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
+from postbus.ports import Store
 from postbus.testing import ManualClock
-from tests.contracts.backends import BACKENDS, EventStore, open_store
+from tests.contracts.backends import BACKENDS, Backend, open_store
+from tests.contracts.shared_database import shared_database
+
+__all__ = ["shared_database"]
 
 
 @pytest.fixture
@@ -15,8 +18,12 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture(params=BACKENDS)
-async def store(
-    request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock
-) -> AsyncIterator[EventStore]:
-    async with open_store(request.param, tmp_path, clock) as store:
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Makes empty stores, of each kind."""
+    return BACKENDS[request.param](request)
+
+
+@pytest.fixture
+async def store(backend: Backend, clock: ManualClock) -> AsyncIterator[Store]:
+    async with open_store(backend, clock) as store:
         yield store

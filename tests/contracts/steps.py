@@ -16,13 +16,15 @@ from postbus.events import (
     Event,
     EventStatus,
     GlobalSequence,
+    LogPosition,
     Progress,
     SubscriberId,
 )
-from postbus.ports import Store
+from postbus.ports import Store, WantedTypes
 
 MAIL, STOCK = SubscriberId("mail"), SubscriberId("stock")
 START = GlobalSequence(0)
+BEGINNING = LogPosition(START)
 NOON = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
@@ -100,6 +102,14 @@ async def add_dead_letter(store: Store, draft: Draft) -> GlobalSequence:
     return await add_in_status(store, EventStatus.DLQ, draft)
 
 
+async def add_dead_event(store: Store, draft: Draft) -> Event:
+    """Store one draft; where there are handlers it is a dead letter of theirs."""
+    if not store.has_handlers:
+        return (await append(store, draft))[0]
+    await add_dead_letter(store, draft)
+    return await store.get(draft.id)
+
+
 async def status_of(store: Store, draft: Draft) -> EventStatus:
     """Where the event of this draft stands."""
     return (await store.get(draft.id)).status
@@ -118,14 +128,24 @@ def sequence_of(event: Event) -> GlobalSequence:
     return event.global_sequence
 
 
+def after(number: int) -> LogPosition:
+    """Everything up to this number is read."""
+    return LogPosition(GlobalSequence(number))
+
+
+def along(events: Sequence[Event]) -> Callable[[int], LogPosition]:
+    """Where a checkpoint is after so many of these events."""
+    return lambda count: after(sequence_of(events[count - 1]) if count else START)
+
+
 async def read_to_the_end(
-    store: Store, limit: int = 100, is_wanted: Callable[[str], bool] | None = None
+    store: Store, limit: int = 100, wanted: WantedTypes | None = None
 ) -> tuple[list[Event], GlobalSequence]:
     """Every wanted event of the log, page by page, and where its end is."""
     events: list[Event] = []
     position = START
     while True:
-        page = await store.log.read(position, limit, is_wanted)
+        page = await store.log.read(LogPosition(position), limit, wanted)
         assert len(page.events) <= limit
         events += page.events
         if page.up_to == position:

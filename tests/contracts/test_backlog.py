@@ -7,9 +7,12 @@ import pytest
 
 from postbus.events import EventStatus, GlobalSequence
 from postbus.ports import Store
+from tests.contracts.backends import on_embedded
 from tests.contracts.steps import add, add_dead_letter, add_in_status, add_new, make_draft, status_of
 
 _START = GlobalSequence(0)
+
+pytestmark = on_embedded
 
 
 class TestRecover:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -25,17 +24,21 @@ from postbus.events import (
 )
 from postbus.ports import Store
 from postbus.testing import ManualClock
-from tests.contracts.backends import BACKENDS, open_store
+from tests.contracts.backends import Backend, on_embedded, open_store
 from tests.contracts.steps import (
+    BEGINNING,
     MAIL,
     START,
     STOCK,
+    after,
+    along,
     append,
     bury,
     is_called_soon,
     make_draft,
     read_to_the_end,
     sequence_of,
+    status_of,
 )
 
 
@@ -57,7 +60,7 @@ async def _position(store: Store) -> tuple[int, str | None]:
 class TestClaim:
     async def test_a_new_subscriber_begins_where_it_wants_to(self, store: Store, clock: ManualClock) -> None:
         """Nobody owned it before, so nobody was interrupted."""
-        claimed = await store.checkpoints.claim(MAIL, GlobalSequence(7))
+        claimed = await store.checkpoints.claim(MAIL, after(7))
 
         assert (claimed.subscriber_id, claimed.position, claimed.event_id) == (MAIL, 7, None)
         assert (claimed.was_interrupted, claimed.attempt_sequence, claimed.attempt_count) == (False, None, 0)
@@ -68,44 +71,44 @@ class TestClaim:
 
     async def test_a_known_subscriber_goes_on_where_it_was(self, store: Store) -> None:
         """The start counts only where there is no checkpoint, whether it lies before or behind."""
-        owner = await store.checkpoints.claim(MAIL, START)
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
         await store.checkpoints.save(_progress(owner, 5, "event-5"))
-        claims = [await store.checkpoints.claim(MAIL, GlobalSequence(start)) for start in (0, 9)]
+        claims = [await store.checkpoints.claim(MAIL, after(start)) for start in (0, 9)]
 
         assert [(claimed.position, claimed.event_id) for claimed in claims] == [(5, "event-5")] * 2
 
     async def test_every_ownership_has_a_higher_epoch(self, store: Store) -> None:
         """Released or not, and after the store was closed."""
-        epochs = [(await store.checkpoints.claim(MAIL, START)).epoch for _ in range(2)]
+        epochs = [(await store.checkpoints.claim(MAIL, BEGINNING)).epoch for _ in range(2)]
         await store.checkpoints.release(MAIL, epochs[-1])
-        epochs.append((await store.checkpoints.claim(MAIL, START)).epoch)
+        epochs.append((await store.checkpoints.claim(MAIL, BEGINNING)).epoch)
         await store.close()
         await store.open()
-        epochs.append((await store.checkpoints.claim(MAIL, START)).epoch)
+        epochs.append((await store.checkpoints.claim(MAIL, BEGINNING)).epoch)
 
         assert epochs == sorted(set(epochs))
 
     async def test_of_claims_made_at_once_each_has_an_epoch_of_its_own(self, store: Store) -> None:
         """Only the latest can write."""
-        claims = await asyncio.gather(*[store.checkpoints.claim(MAIL, START) for _ in range(10)])
+        claims = await asyncio.gather(*[store.checkpoints.claim(MAIL, BEGINNING) for _ in range(10)])
 
         assert len({claimed.epoch for claimed in claims}) == 10
 
     async def test_it_tells_whether_the_owner_before_let_go(self, store: Store) -> None:
         """After an orderly end nobody has to suspect the next event."""
-        first = await store.checkpoints.claim(MAIL, START)
+        first = await store.checkpoints.claim(MAIL, BEGINNING)
         await store.checkpoints.release(MAIL, first.epoch)
-        second = await store.checkpoints.claim(MAIL, START)
-        third = await store.checkpoints.claim(MAIL, START)
+        second = await store.checkpoints.claim(MAIL, BEGINNING)
+        third = await store.checkpoints.claim(MAIL, BEGINNING)
         await store.close()
         await store.open()
-        fourth = await store.checkpoints.claim(MAIL, START)
+        fourth = await store.checkpoints.claim(MAIL, BEGINNING)
 
         assert [claimed.was_interrupted for claimed in (second, third, fourth)] == [False, True, True]
 
     async def test_attempts_written_down_before_are_known_to_the_next_owner(self, store: Store) -> None:
         """An event that ends its process again and again comes to its end."""
-        owner = await store.checkpoints.claim(MAIL, START)
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
         await store.checkpoints.save(
             Progress(
                 subscriber_id=MAIL,
@@ -115,15 +118,15 @@ class TestClaim:
                 attempt_count=2,
             )
         )
-        claimed = await store.checkpoints.claim(MAIL, START)
+        claimed = await store.checkpoints.claim(MAIL, BEGINNING)
 
         assert (claimed.position, claimed.attempt_sequence, claimed.attempt_count) == (3, 4, 2)
 
     async def test_subscribers_know_nothing_of_each_other(self, store: Store) -> None:
         """Each has its own position and epoch."""
-        mail = await store.checkpoints.claim(MAIL, START)
-        stock = await store.checkpoints.claim(STOCK, GlobalSequence(4))
-        await store.checkpoints.claim(STOCK, START)
+        mail = await store.checkpoints.claim(MAIL, BEGINNING)
+        stock = await store.checkpoints.claim(STOCK, after(4))
+        await store.checkpoints.claim(STOCK, BEGINNING)
         await store.checkpoints.save(_progress(mail, 2))
 
         with pytest.raises(SubscriberFencedError):
@@ -144,7 +147,7 @@ class TestLoad:
         """As they are loaded."""
         names = [SubscriberId(name) for name in ("b", "ü", "a:2", "B", "a")]
         for name in names:
-            await store.checkpoints.claim(name, START)
+            await store.checkpoints.claim(name, BEGINNING)
 
         listed = await store.checkpoints.list()
         assert [each.subscriber_id for each in listed] == sorted(names)
@@ -156,7 +159,7 @@ class TestSave:
         self, store: Store, clock: ManualClock
     ) -> None:
         """Position, event and moment."""
-        owner = await store.checkpoints.claim(MAIL, START)
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
         await clock.advance(5)
         await store.checkpoints.save(_progress(owner, 7, "event-7"))
         before = await store.checkpoints.load(MAIL)
@@ -170,7 +173,7 @@ class TestSave:
 
     async def test_a_checkpoint_never_moves_back(self, store: Store) -> None:
         """A position behind the present one leaves it where it is, its event too."""
-        owner = await store.checkpoints.claim(MAIL, START)
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
         await store.checkpoints.save(_progress(owner, 7, "event-7"))
         await store.checkpoints.save(_progress(owner, 5, "event-5"))
 
@@ -178,7 +181,7 @@ class TestSave:
 
     async def test_what_else_is_saved_with_a_position_behind_is_written(self, store: Store) -> None:
         """Only the position stays: the outcome of a retry has no position of its own."""
-        owner = await store.checkpoints.claim(MAIL, START)
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
         await store.checkpoints.save(_progress(owner, 7, "event-7"))
         await store.checkpoints.save(
             Progress(
@@ -194,7 +197,7 @@ class TestSave:
 
     async def test_events_that_were_not_wanted_move_the_position_alone(self, store: Store) -> None:
         """The last event that was processed stays known."""
-        owner = await store.checkpoints.claim(MAIL, START)
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
         await store.checkpoints.save(_progress(owner, 7, "event-7"))
         await store.checkpoints.save(_progress(owner, 9))
 
@@ -202,7 +205,7 @@ class TestSave:
 
     async def test_an_attempt_is_forgotten_with_the_next_save(self, store: Store) -> None:
         """It counts for the event that comes next, and for no other."""
-        owner = await store.checkpoints.claim(MAIL, START)
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
         for attempt, count in ((GlobalSequence(1), 1), (None, 0)):
             await store.checkpoints.save(
                 Progress(
@@ -219,7 +222,7 @@ class TestSave:
 
     async def test_states_are_put_and_deleted(self, store: Store) -> None:
         """In the order in which they are given."""
-        owner = await store.checkpoints.claim(MAIL, START)
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
         await store.states.put("orders", "old", b"1")
         writes = [
             StateWrite("orders", "old", None),
@@ -236,31 +239,37 @@ class TestSave:
         assert await store.states.items("others", "", 10) == [("new", b"4")]
 
     async def test_drafts_become_events_in_order_and_wake_who_waits_for_them(self, store: Store) -> None:
-        """Handlers, if they are pending, and subscribers."""
-        store.dispatch_lock.try_acquire()
-        owner = await store.checkpoints.claim(MAIL, START)
-        is_pending, has_grown = asyncio.Event(), asyncio.Event()
-        store.backlog.watch(is_pending.set)
+        """Subscribers look at once."""
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
+        has_grown = asyncio.Event()
         store.log.watch(has_grown.set)
-        drafts = [
-            make_draft(id="a", status=EventStatus.DONE, stream_id="s", expected_version=0),
-            make_draft(id="b", status=EventStatus.PENDING, stream_id="s"),
-        ]
+        drafts = [make_draft(id="a", stream_id="s", expected_version=0), make_draft(id="b", stream_id="s")]
+        await store.checkpoints.save(
+            Progress(subscriber_id=MAIL, epoch=owner.epoch, position=START, drafts=drafts)
+        )
+
+        assert await is_called_soon(has_grown)
+        events, _ = await read_to_the_end(store)
+        assert [(event.id, event.stream_version) for event in events] == [("a", 1), ("b", 2)]
+
+    @on_embedded
+    async def test_drafts_that_are_pending_wake_the_handlers(self, store: Store) -> None:
+        """They are delivered as if they had been published."""
+        store.dispatch_lock.try_acquire()
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
+        is_pending = asyncio.Event()
+        store.backlog.watch(is_pending.set)
+        drafts = [make_draft(status=EventStatus.DONE), make_draft(status=EventStatus.PENDING)]
         await store.checkpoints.save(
             Progress(subscriber_id=MAIL, epoch=owner.epoch, position=START, drafts=drafts)
         )
 
         assert await is_called_soon(is_pending)
-        assert await is_called_soon(has_grown)
-        events, _ = await read_to_the_end(store)
-        assert [(event.id, event.stream_version, event.status) for event in events] == [
-            ("a", 1, EventStatus.DONE),
-            ("b", 2, EventStatus.PENDING),
-        ]
+        assert [await status_of(store, draft) for draft in drafts] == [EventStatus.DONE, EventStatus.PENDING]
 
     async def test_a_given_id_that_is_there_is_a_success_that_stores_nothing(self, store: Store) -> None:
         """An observer who publishes again after a crash publishes once."""
-        owner = await store.checkpoints.claim(MAIL, START)
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
         draft = make_draft(id="once", status=EventStatus.DONE, is_idempotent=True)
         for position in (1, 2):
             await store.checkpoints.save(
@@ -272,40 +281,39 @@ class TestSave:
         assert len((await read_to_the_end(store))[0]) == 1
         assert (await _position(store))[0] == 2
 
-    @pytest.mark.parametrize("backend", BACKENDS)
     @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(positions=st.lists(st.integers(0, 2**62), min_size=1, max_size=12))
     def test_in_any_order_of_saves_the_highest_position_stays(
-        self, backend: str, tmp_path_factory: pytest.TempPathFactory, positions: list[int]
+        self, backend: Backend, positions: list[int]
     ) -> None:
         """Never back, whoever is late."""
 
-        async def save_all(folder: Path) -> list[int]:
+        async def save_all() -> list[int]:
             seen = []
-            async with open_store(backend, folder, ManualClock()) as store:
-                owner = await store.checkpoints.claim(MAIL, START)
+            async with open_store(backend, ManualClock()) as store:
+                owner = await store.checkpoints.claim(MAIL, BEGINNING)
                 for position in positions:
                     await store.checkpoints.save(_progress(owner, position, str(position)))
                     seen.append((await _position(store))[0])
             return seen
 
-        seen = asyncio.run(save_all(tmp_path_factory.mktemp("checkpoints")))
+        seen = asyncio.run(save_all())
         assert seen == [max(positions[: count + 1]) for count in range(len(positions))]
 
 
 async def _stale(store: Store) -> Checkpoint:
-    stale = await store.checkpoints.claim(MAIL, START)
-    await store.checkpoints.claim(MAIL, START)
+    stale = await store.checkpoints.claim(MAIL, BEGINNING)
+    await store.checkpoints.claim(MAIL, BEGINNING)
     return stale
 
 
 async def _never_claimed(store: Store) -> Checkpoint:
-    claimed = await store.checkpoints.claim(STOCK, START)
+    claimed = await store.checkpoints.claim(STOCK, BEGINNING)
     return Checkpoint(subscriber_id=MAIL, position=START, epoch=claimed.epoch, updated_at=claimed.updated_at)
 
 
 async def _from_the_future(store: Store) -> Checkpoint:
-    claimed = await store.checkpoints.claim(MAIL, START)
+    claimed = await store.checkpoints.claim(MAIL, BEGINNING)
     return Checkpoint(
         subscriber_id=MAIL, position=START, epoch=claimed.epoch + 1, updated_at=claimed.updated_at
     )
@@ -313,7 +321,7 @@ async def _from_the_future(store: Store) -> Checkpoint:
 
 async def _whole_progress(store: Store, owner: Checkpoint) -> Progress:
     """A progress with something of everything, for the one event in the log."""
-    (event,) = (await store.log.read(START, 1, None)).events
+    (event,) = (await store.log.read(BEGINNING, 1, None)).events
     retried = (await store.dead_letters.page(1, 0, STOCK)).events[0]
     return Progress(
         subscriber_id=owner.subscriber_id,
@@ -346,7 +354,7 @@ class TestAllOrNothing:
     async def with_a_dead_letter(self, store: Store) -> None:
         """An event in the log that is a dead letter of another subscriber, wanted for a retry."""
         (event,) = await append(store, make_draft(id="first"))
-        dead = await bury(store, await store.checkpoints.claim(STOCK, START), event)
+        dead = await bury(store, await store.checkpoints.claim(STOCK, BEGINNING), event)
         await store.dead_letters.revive(dead.dead_letter_id)
 
     @pytest.mark.parametrize("make_owner", [_stale, _never_claimed, _from_the_future])
@@ -375,7 +383,7 @@ class TestAllOrNothing:
         self, store: Store, draft: Draft, error: type[Exception]
     ) -> None:
         """Neither the drafts before it nor anything else."""
-        owner = await store.checkpoints.claim(MAIL, START)
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
         whole = await _whole_progress(store, owner)
         progress = msgspec.structs.replace(whole, drafts=[*whole.drafts, draft])
         before = await _everything(store)
@@ -386,7 +394,7 @@ class TestAllOrNothing:
 
     async def test_all_of_it_is_written_for_the_owner(self, store: Store) -> None:
         """The same progress, in good hands; the retry of another subscriber's dead letter is not its own."""
-        progress = await _whole_progress(store, await store.checkpoints.claim(MAIL, START))
+        progress = await _whole_progress(store, await store.checkpoints.claim(MAIL, BEGINNING))
         await store.checkpoints.save(progress)
 
         assert await _position(store) == (progress.position, "first")
@@ -397,8 +405,8 @@ class TestAllOrNothing:
 
     async def test_a_save_that_is_refused_spoils_no_other_made_at_the_same_moment(self, store: Store) -> None:
         """They may share a commit, never a fate."""
-        stale = await store.checkpoints.claim(MAIL, START)
-        owner = await store.checkpoints.claim(MAIL, START)
+        stale = await store.checkpoints.claim(MAIL, BEGINNING)
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
         saves = [
             store.checkpoints.save(_progress(stale if number % 2 else owner, number)) for number in range(20)
         ]
@@ -414,7 +422,7 @@ class TestRelease:
         stale = await _stale(store)
         await store.checkpoints.release(MAIL, stale.epoch)
 
-        assert (await store.checkpoints.claim(MAIL, START)).was_interrupted
+        assert (await store.checkpoints.claim(MAIL, BEGINNING)).was_interrupted
 
     async def test_an_unknown_subscriber_can_be_released(self, store: Store) -> None:
         """Nothing happens."""
@@ -424,7 +432,7 @@ class TestRelease:
 
     async def test_a_release_keeps_the_position(self, store: Store) -> None:
         """It is the end of an ownership, not of the subscriber."""
-        owner = await store.checkpoints.claim(MAIL, START)
+        owner = await store.checkpoints.claim(MAIL, BEGINNING)
         await store.checkpoints.save(_progress(owner, 3, "event-3"))
         await store.checkpoints.release(MAIL, owner.epoch)
         await store.checkpoints.release(MAIL, owner.epoch)
@@ -439,7 +447,13 @@ class TestRelease:
 
         async def process(epoch: int) -> BatchOutcome:
             return await store.checkpoints.process(
-                MAIL, epoch, events, lambda event, _: called.append(event), timeout=5, time_budget=5
+                MAIL,
+                epoch,
+                events,
+                lambda event, _: called.append(event),
+                along(events),
+                timeout=5,
+                time_budget=5,
             )
 
         with pytest.raises(SubscriberFencedError):

@@ -8,9 +8,12 @@ from postbus.errors import EventNotFoundError, NotADeadLetterError
 from postbus.events import Event, EventStatus, GlobalSequence
 from postbus.ports import Store
 from postbus.testing import ManualClock
+from tests.contracts.backends import on_embedded
 from tests.contracts.steps import NOON, add_dead_letter, add_in_status, add_new, make_draft, status_of
 
 _NOT_DEAD = [EventStatus.PENDING, EventStatus.PROCESSING, EventStatus.DONE]
+
+pytestmark = on_embedded
 
 
 async def _ids(store: Store, limit: int = 100, offset: int = 0) -> list[str]:

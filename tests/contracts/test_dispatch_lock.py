@@ -1,6 +1,9 @@
 """ports.DispatchLock: one process per store runs the in-process handlers."""
 
 from postbus.ports import Store
+from tests.contracts.backends import on_embedded
+
+pytestmark = on_embedded
 
 
 class TestDispatchLock:

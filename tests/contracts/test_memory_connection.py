@@ -10,17 +10,19 @@ import pytest
 from postbus.errors import StoreError
 from postbus.events import BatchOutcome, Event
 from postbus.stores.memory import InMemoryStore
-from tests.contracts.steps import MAIL, START, append, make_draft
+from tests.contracts.steps import BEGINNING, MAIL, START, along, append, make_draft
 
 
 async def _process(store: InMemoryStore, statement: str) -> BatchOutcome:
     events = await append(store, make_draft())
-    owner = await store.checkpoints.claim(MAIL, START)
+    owner = await store.checkpoints.claim(MAIL, BEGINNING)
 
     def handle(event: Event, transaction: Any) -> None:
         transaction.execute(statement)
 
-    return await store.checkpoints.process(MAIL, owner.epoch, events, handle, timeout=5, time_budget=5)
+    return await store.checkpoints.process(
+        MAIL, owner.epoch, events, handle, along(events), timeout=5, time_budget=5
+    )
 
 
 async def test_a_test_makes_the_tables_and_looks_at_the_effects() -> None:

@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -29,7 +27,7 @@ from postbus.errors import DuplicateEventIdError, EventNotFoundError, NotADeadLe
 from postbus.events import DeadLetterPage, Draft, Event, EventStatus, GlobalSequence
 from postbus.policy.lifecycle import can_move
 from postbus.testing import ManualClock
-from tests.contracts.backends import BACKENDS, open_store
+from tests.contracts.backends import Backend, on_embedded, open_store
 from tests.contracts.steps import add, make_draft
 
 T = TypeVar("T")
@@ -90,22 +88,20 @@ class StoreMachine(RuleBasedStateMachine):
     # Numbers that were given out; some of their events are purged by now.
     numbers = Bundle("numbers")
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: Backend) -> None:
         super().__init__()
         self._model: dict[str, _Expected] = {}
         self._seen: dict[GlobalSequence, EventStatus] = {}
         self._ids: dict[GlobalSequence, str] = {}
         self._clock = ManualClock(auto_advance=True)
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self._folder = tempfile.TemporaryDirectory()
-        self._opened = open_store(backend, Path(self._folder.name), self._clock)
+        self._opened = open_store(backend, self._clock)
         self._store = self._run(self._opened.__aenter__())
 
     def teardown(self) -> None:
         """Close what was opened."""
         self._run(self._opened.__aexit__(None, None, None))
         self._runner.close()
-        self._folder.cleanup()
 
     @initialize(target=numbers)
     def begin_with_some(self) -> MultipleResults[GlobalSequence]:
@@ -331,8 +327,8 @@ def _reset(expected: _Expected) -> None:
     expected.status, expected.retry_count, expected.errors, expected.dlq_at = _PENDING, 0, [], None
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_any_order_of_calls_leaves_what_a_dict_would_have(backend: str) -> None:
+@on_embedded
+def test_any_order_of_calls_leaves_what_a_dict_would_have(backend: Backend) -> None:
     """Same statuses, same attempts, same order, nothing lost, no move that is not allowed."""
 
     class Machine(StoreMachine):

@@ -16,7 +16,7 @@ from postbus.errors import (
 )
 from postbus.events import Draft, Event, EventStatus, NewEvent
 from postbus.ports import Store
-from tests.contracts.backends import EventStore
+from tests.contracts.backends import on_embedded
 from tests.contracts.steps import (
     NOON,
     START,
@@ -86,6 +86,7 @@ class TestVersions:
         assert _versions(again) == [1, 2]
         assert _versions(await store.log.read_stream("a", 1, None)) == [1, 2]
 
+    @on_embedded
     async def test_a_version_is_never_used_again(self, store: Store) -> None:
         """Purging dead letters leaves the events of streams where they are."""
         await append(store, make_draft(stream_id="a"))
@@ -260,7 +261,7 @@ class TestReadStream:
 
 
 class TestWhatUsersCall:
-    async def test_append_makes_events_of_what_publish_many_takes(self, store: EventStore) -> None:
+    async def test_append_makes_events_of_what_publish_many_takes(self, store: Store) -> None:
         """Tuples and NewEvents, checked and encoded; a fresh id for each that has none."""
         events = await store.append(
             "order-42",
@@ -281,7 +282,7 @@ class TestWhatUsersCall:
         assert await store.read_stream("order-42") == events == await store.read_all()
         assert {event.status for event in events} == {EventStatus.DONE}
 
-    async def test_a_writer_who_is_late_is_told(self, store: EventStore) -> None:
+    async def test_a_writer_who_is_late_is_told(self, store: Store) -> None:
         """And nothing of its append is stored."""
         await store.append("order-42", [("order.placed",)])
         with pytest.raises(WrongExpectedVersionError):
@@ -306,7 +307,7 @@ class TestWhatUsersCall:
     )
     async def test_what_cannot_be_appended_is_refused_whole(
         self,
-        store: EventStore,
+        store: Store,
         stream_id: str,
         events: list[object],
         expected_version: int | None,
@@ -318,7 +319,7 @@ class TestWhatUsersCall:
 
         assert await store.read_all() == []
 
-    async def test_all_events_are_read_by_page(self, store: EventStore) -> None:
+    async def test_all_events_are_read_by_page(self, store: Store) -> None:
         """100 at a time unless told otherwise, after the number of the last."""
         stored = await append(store, *[make_draft() for _ in range(150)])
         first = await store.read_all()
@@ -329,14 +330,14 @@ class TestWhatUsersCall:
         assert await store.read_all(limit=0) == []
         assert await store.read_all(START, 2000) == stored
 
-    async def test_a_large_page_is_read_whole(self, store: EventStore) -> None:
+    async def test_a_large_page_is_read_whole(self, store: Store) -> None:
         """However much of the log a single look goes through."""
         stored = await append(store, *[make_draft() for _ in range(5000)])
 
         assert await store.read_all(limit=4999) == stored[:4999]
 
     @pytest.mark.parametrize("value", [-1, 1.5, True, "1"])
-    async def test_bad_numbers_are_refused(self, store: EventStore, value: int) -> None:
+    async def test_bad_numbers_are_refused(self, store: Store, value: int) -> None:
         """The error names the argument."""
         for name in ("after", "limit"):
             with pytest.raises(InvalidPageError, match=name):

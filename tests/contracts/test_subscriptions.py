@@ -4,7 +4,10 @@ from datetime import timedelta
 
 from postbus.events import SubscriptionRow
 from postbus.ports import Store
+from tests.contracts.backends import on_embedded
 from tests.contracts.steps import NOON
+
+pytestmark = on_embedded
 
 
 def _row(id: str, seconds: float = 0.0) -> SubscriptionRow:

@@ -32,10 +32,16 @@ def examples_in(page: Path) -> Iterator[Example]:
 
 @pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run_in_order(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
-    """In an empty folder, each with the names that those before it have made."""
+    """In an empty folder and an empty database, each with the names that those before it have made."""
     monkeypatch.chdir(tmp_path)
+    if "DATABASE_URL" in page.read_text("utf-8"):
+        monkeypatch.setenv("DATABASE_URL", request.getfixturevalue("postgres_dsn"))
     names: dict[str, object] = {"__name__": "example"}
     for example in examples_in(page):
         # Line breaks before it, so that a traceback shows the line of the page.

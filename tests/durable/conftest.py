@@ -1,7 +1,6 @@
 """A bus on each kind of store, on a clock that stands still."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +8,12 @@ import pytest
 from postbus import EventBus
 from postbus.ports import Store
 from postbus.testing import ManualClock
+from tests.contracts.shared_database import shared_database
 from tests.delivery.fixtures import no_error_is_lost
 from tests.delivery.steps import A_DAY, soon
 from tests.durable.steps import DATABASES, Database, MakeBus
 
-__all__ = ["no_error_is_lost"]
+__all__ = ["no_error_is_lost", "shared_database"]
 
 
 @pytest.fixture
@@ -23,9 +23,16 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture(params=DATABASES)
-def database(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Database:
+def kind(request: pytest.FixtureRequest, clock: ManualClock) -> Database:
+    """A database of each kind, perhaps with something of earlier tests in it."""
+    return DATABASES[request.param](request, clock)
+
+
+@pytest.fixture
+async def database(kind: Database) -> Database:
     """What outlives a bus: one of each kind."""
-    return DATABASES[request.param](tmp_path, clock)
+    await kind.empty()
+    return kind
 
 
 @pytest.fixture

@@ -8,11 +8,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from postbus import DeadLetter, EventBus, InMemoryStore, SQLiteStore, StoreClosedError
+import asyncpg
+import pytest
+
+from postbus import DeadLetter, Event, EventBus, InMemoryStore, SQLiteStore, StoreClosedError
 from postbus.events import Checkpoint, SubscriberId
 from postbus.ports import Clock, Store
+from postbus.stores.postgres import PgEventStore
 from postbus.testing import ManualClock
-from tests.contracts.backends import EventStore
+from tests.contracts.effects import Handler, as_coroutine_function, as_plain_function
+from tests.contracts.shared_database import SharedDatabase
 from tests.delivery.steps import begin, query, soon
 
 ID = "mail"
@@ -27,45 +32,94 @@ class MakeBus(Protocol):
 class Database(Protocol):
     """What outlives a bus."""
 
-    def new_store(self) -> EventStore:
+    async def empty(self) -> None:
+        """Make it as good as new."""
+        ...
+
+    def new_store(self) -> Store:
         """A store for one bus at a time."""
         ...
 
-    def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+    async def query(self, sql: str) -> list[tuple[Any, ...]]:
         """Run a statement where transactional handlers write, past postbus; its rows."""
+        ...
+
+    def transactional(self, handler: Handler) -> Callable[[Event, Any], Any]:
+        """The handler as a user would write it for this kind of database."""
         ...
 
 
 class MemoryDatabase:
     """Closed and opened again it has the same events, as a file would."""
 
-    def __init__(self, _: Path, clock: Clock) -> None:
+    def __init__(self, _: pytest.FixtureRequest, clock: Clock) -> None:
         self._store = InMemoryStore(clock=clock)
 
-    def new_store(self) -> EventStore:
+    async def empty(self) -> None:
+        """It is new."""
+
+    def new_store(self) -> Store:
         return self._store
 
-    def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        return self._store.connection.execute(sql, values).fetchall()
+    async def query(self, sql: str) -> list[tuple[Any, ...]]:
+        return self._store.connection.execute(sql).fetchall()
+
+    def transactional(self, handler: Handler) -> Callable[[Event, Any], Any]:
+        return as_plain_function(handler)
 
 
 class SQLiteDatabase:
     """A file."""
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
+    def __init__(self, request: pytest.FixtureRequest, clock: Clock) -> None:
+        folder: Path = request.getfixturevalue("tmp_path")
         self.path, self._clock = folder / "events.db", clock
 
-    def new_store(self) -> EventStore:
+    async def empty(self) -> None:
+        """It is new."""
+
+    def new_store(self) -> Store:
         return SQLiteStore(self.path, clock=self._clock)
 
-    def query(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        return query(self.path, sql, *values)
+    async def query(self, sql: str) -> list[tuple[Any, ...]]:
+        return query(self.path, sql)
+
+    def transactional(self, handler: Handler) -> Callable[[Event, Any], Any]:
+        return as_plain_function(handler)
 
 
-DATABASES: dict[str, Callable[[Path, Clock], Database]] = {
+class PostgresDatabase:
+    """A database that the tests of this process share, one after the other."""
+
+    def __init__(self, request: pytest.FixtureRequest, clock: Clock) -> None:
+        self._shared: SharedDatabase = request.getfixturevalue("shared_database")
+        self._clock = clock
+
+    async def empty(self) -> None:
+        await self._shared.empty()
+
+    def new_store(self) -> Store:
+        return PgEventStore(self._shared.dsn, clock=self._clock)
+
+    async def query(self, sql: str) -> list[tuple[Any, ...]]:
+        connection = await asyncpg.connect(self._shared.dsn)
+        try:
+            return [tuple(row) for row in await connection.fetch(sql)]
+        finally:
+            await connection.close()
+
+    def transactional(self, handler: Handler) -> Callable[[Event, Any], Any]:
+        return as_coroutine_function(handler)
+
+
+DATABASES: dict[str, Callable[[pytest.FixtureRequest, Clock], Database]] = {
     "memory": MemoryDatabase,
     "sqlite": SQLiteDatabase,
+    "postgres": PostgresDatabase,
 }
+# Those with handlers without an id, and with transactional handlers that are plain functions.
+on_embedded = pytest.mark.parametrize("kind", ["memory", "sqlite"], indirect=True)
+on_postgres = pytest.mark.parametrize("kind", ["postgres"], indirect=True)
 
 
 class FaultyPort:
@@ -122,7 +176,7 @@ def faulty(database: Database) -> Any:
 
 
 @asynccontextmanager
-async def opened(database: Database) -> AsyncIterator[EventStore]:
+async def opened(database: Database) -> AsyncIterator[Store]:
     """The database while no bus runs on it."""
     store = database.new_store()
     await store.open()

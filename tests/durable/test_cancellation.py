@@ -40,9 +40,7 @@ async def test_a_wait_that_is_cancelled_leaves_no_task_and_disturbs_nobody(
         waiting.cancel()
         await asyncio.wait([waiting])
         assert waiting.cancelled()
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert asyncio.all_tasks() <= before
+    await until(lambda: asyncio.all_tasks() <= before)
 
     handler.released.set()
     await soon(bus.subscription(ID).caught_up())

@@ -6,7 +6,7 @@ import pytest
 
 from postbus import CheckpointMode, Event, NewEvent, ReliableDeliveryConfig
 from tests.delivery.steps import BlockingHandler, FlakyHandler, soon, start, until
-from tests.durable.steps import ID, Database, MakeBus, opened, position_of, publish_numbers
+from tests.durable.steps import ID, Database, MakeBus, on_embedded, opened, position_of, publish_numbers
 
 
 async def test_what_was_published_before_and_after_the_start_is_delivered_in_order(
@@ -150,6 +150,7 @@ async def test_a_subscriber_with_other_patterns_goes_on_at_the_same_checkpoint(m
     assert handler.payloads == [2]
 
 
+@on_embedded
 async def test_in_process_handlers_and_durable_subscribers_each_get_the_event(make_bus: MakeBus) -> None:
     """publish waits for the handlers and leaves the subscribers their time."""
     bus, handler, durable = make_bus(), FlakyHandler(), BlockingHandler()

@@ -4,6 +4,7 @@ import pytest
 
 from postbus import DLQInspector, Event, NotADeadLetterError, RetryPolicy
 from postbus.testing import ManualClock
+from tests.contracts.effects import Hand
 from tests.delivery.steps import ALWAYS, FlakyHandler, soon, until
 from tests.durable.steps import (
     ID,
@@ -164,13 +165,13 @@ async def test_a_transactional_retry_takes_effect_and_is_resolved_together(
     """And the checkpoint stays where it is."""
     bus, poison = make_bus(), {1}
 
-    def take(event: Event, transaction: object) -> None:
-        transaction.execute("CREATE TABLE IF NOT EXISTS ledger (number INTEGER)")  # type: ignore[attr-defined]
-        transaction.execute("INSERT INTO ledger VALUES (?)", (event.payload,))  # type: ignore[attr-defined]
+    async def take(event: Event, hand: Hand) -> None:
+        await hand.execute(f"CREATE TABLE IF NOT EXISTS ledger (line {hand.serial}, number INTEGER)")
+        await hand.execute("INSERT INTO ledger (number) VALUES ($1)", event.payload)
         if event.payload in poison:
             raise ValueError("poison")
 
-    bus.subscribe("*", take, id=ID, retry=ONCE)
+    bus.subscribe("*", database.transactional(take), id=ID, retry=ONCE)
     await publish_numbers(bus, 1, 2, 3)
     await soon(bus.idle())
     (letter,) = await letters_of(bus)
@@ -181,6 +182,6 @@ async def test_a_transactional_retry_takes_effect_and_is_resolved_together(
     await bus.dlq.retry(letter.dead_letter_id)
     await soon(until_resolved(bus))
 
-    assert database.query("SELECT number FROM ledger ORDER BY rowid") == [(2,), (3,), (1,)]
+    assert await database.query("SELECT number FROM ledger ORDER BY line") == [(2,), (3,), (1,)]
     assert await position_of(bus) == 3
     assert (await bus.dlq.get(letter.dead_letter_id)).resolved_by == ID

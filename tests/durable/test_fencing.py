@@ -16,8 +16,10 @@ from postbus import (
 )
 from postbus.events import GlobalSequence, Progress, SubscriberId
 from postbus.testing import ManualClock
+from tests.contracts.effects import Hand
+from tests.contracts.steps import BEGINNING
 from tests.delivery.steps import BlockingHandler, FlakyHandler, soon, until
-from tests.durable.steps import ID, MakeBus, checkpoint_of, position_of, publish_numbers, try_again
+from tests.durable.steps import ID, Database, MakeBus, checkpoint_of, position_of, publish_numbers, try_again
 
 MAIL = SubscriberId(ID)
 
@@ -31,7 +33,7 @@ async def test_a_write_after_the_claim_of_another_changes_nothing(
     await publish_numbers(bus, 1, 2)
     await soon(handler.started.wait())
     epoch = (await checkpoint_of(bus)).epoch
-    await bus.store.checkpoints.claim(MAIL, GlobalSequence(0))
+    await bus.store.checkpoints.claim(MAIL, BEGINNING)
     handler.released.set()
     await soon(clock.wait_for_sleepers(1))
     handle = bus.subscription(ID)
@@ -53,7 +55,7 @@ async def test_what_the_other_has_processed_does_not_come_again(
     bus.subscribe("*", handler, id=ID)
     await publish_numbers(bus, 1, 2, 3, 4)
     await soon(handler.started.wait())
-    other = await bus.store.checkpoints.claim(MAIL, GlobalSequence(0))
+    other = await bus.store.checkpoints.claim(MAIL, BEGINNING)
     await bus.store.checkpoints.save(
         Progress(subscriber_id=MAIL, epoch=other.epoch, position=GlobalSequence(3), event_id="third")
     )
@@ -80,7 +82,7 @@ async def test_a_fenced_failure_makes_no_dead_letter(make_bus: MakeBus, clock: M
 
     await publish_numbers(bus, 1)
     await soon(started.wait())
-    await bus.store.checkpoints.claim(MAIL, GlobalSequence(0))
+    await bus.store.checkpoints.claim(MAIL, BEGINNING)
     released.set()
     await soon(clock.wait_for_sleepers(1))
     page = await bus.store.dead_letters.page(10, 0, MAIL)
@@ -110,7 +112,7 @@ async def test_states_that_a_fenced_instance_could_not_write_are_forgotten(
     bus.subscribe(total)
     await publish_numbers(bus, 1, 2)
     await soon(bus.idle())
-    await bus.store.checkpoints.claim(MAIL, GlobalSequence(0))
+    await bus.store.checkpoints.claim(MAIL, BEGINNING)
     await clock.advance(5)
     await soon(try_again(clock))
     await publish_numbers(bus, 4)
@@ -120,13 +122,17 @@ async def test_states_that_a_fenced_instance_could_not_write_are_forgotten(
 
 
 async def test_a_transactional_subscriber_is_fenced_before_its_handler_is_called(
-    make_bus: MakeBus, clock: ManualClock
+    database: Database, make_bus: MakeBus, clock: ManualClock
 ) -> None:
     bus, seen = make_bus(), list[int]()
-    bus.subscribe("*", lambda event, _: seen.append(event.payload), id=ID)
+
+    async def take(event: Event, hand: Hand) -> None:
+        seen.append(event.payload)
+
+    bus.subscribe("*", database.transactional(take), id=ID)
     await bus.start()
     await until(lambda: bus.subscription(ID).state == "live")
-    await bus.store.checkpoints.claim(MAIL, GlobalSequence(0))
+    await bus.store.checkpoints.claim(MAIL, BEGINNING)
     await publish_numbers(bus, 1)
     await soon(clock.wait_for_sleepers(1))
     assert seen == []
@@ -141,7 +147,7 @@ async def test_a_single_instance_asks_for_no_lock(make_bus: MakeBus) -> None:
     bus = make_bus(config=ReliableDeliveryConfig(instance_mode=InstanceMode.SINGLE_INSTANCE))
     handler = FlakyHandler()
     await bus.start()
-    assert bus.store.subscriber_locks.try_acquire(MAIL)
+    assert await bus.store.subscriber_locks.try_acquire(MAIL)
     bus.subscribe("*", handler, id=ID)
     await publish_numbers(bus, 1)
     await soon(bus.subscription(ID).caught_up())
@@ -158,7 +164,7 @@ async def test_a_shutdown_lets_go_of_the_subscriber(make_bus: MakeBus) -> None:
     await first.shutdown()
     second = make_bus()
     await second.start()
-    claimed = await second.store.checkpoints.claim(MAIL, GlobalSequence(0))
+    claimed = await second.store.checkpoints.claim(MAIL, BEGINNING)
 
     assert not claimed.was_interrupted
     assert claimed.position == 1
@@ -176,7 +182,7 @@ async def test_one_who_waits_for_an_unwritten_position_is_served_after_a_takeove
     async with bus:
         await bus.publish("order.placed", 1)
         await soon(calls.get())
-        await store.checkpoints.claim(SubscriberId(ID), GlobalSequence(0))
+        await store.checkpoints.claim(SubscriberId(ID), BEGINNING)
         await soon(bus.subscription(ID).caught_up())
 
         assert await soon(calls.get()) == 1

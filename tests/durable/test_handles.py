@@ -18,8 +18,18 @@ from postbus import (
 )
 from postbus.events import SubscriberId
 from postbus.testing import ManualClock
+from tests.contracts.steps import after
 from tests.delivery.steps import ALWAYS, BlockingHandler, FlakyHandler, begin, soon, start, until
-from tests.durable.steps import ID, Database, MakeBus, faulty, position_of, publish_numbers, try_again
+from tests.durable.steps import (
+    ID,
+    Database,
+    MakeBus,
+    faulty,
+    on_embedded,
+    position_of,
+    publish_numbers,
+    try_again,
+)
 
 
 async def blocked(bus: EventBus, *numbers: int) -> BlockingHandler:
@@ -81,7 +91,7 @@ class TestState:
         """And takes over within a fifth of a second."""
         store, handler = database.new_store(), FlakyHandler()
         await store.open()
-        assert store.subscriber_locks.try_acquire(SubscriberId(ID))
+        assert await store.subscriber_locks.try_acquire(SubscriberId(ID))
         bus = make_bus(store)
         bus.subscribe("*", handler, id=ID)
         await publish_numbers(bus, 1)
@@ -436,13 +446,13 @@ class TestWaiting:
     ) -> None:
         store = database.new_store()
         await store.open()
-        store.subscriber_locks.try_acquire(SubscriberId(ID))
+        await store.subscriber_locks.try_acquire(SubscriberId(ID))
         bus = make_bus(store)
         bus.subscribe("*", FlakyHandler(), id=ID)
         await publish_numbers(bus, 1, 2)
         await soon(clock.wait_for_sleepers(1))
         waiting = start(bus.subscription(ID).wait_for(2))
-        claimed = await store.checkpoints.claim(SubscriberId(ID), 2)  # type: ignore[arg-type]
+        claimed = await store.checkpoints.claim(SubscriberId(ID), after(2))
         assert claimed.position == 2
         async with asyncio.timeout(10):
             while not waiting.done():
@@ -540,6 +550,7 @@ class TestUnsubscribing:
         with pytest.raises(SubscriptionNotFoundError):
             bus.subscription(unknown)
 
+    @on_embedded
     async def test_a_handler_without_an_id_has_no_handle(self, make_bus: MakeBus) -> None:
         bus = make_bus()
         subscription_id = bus.subscribe("*", FlakyHandler())

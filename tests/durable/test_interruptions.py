@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from postbus import CheckpointMode, EventBus, RetryPolicy
+from postbus import CheckpointMode, Event, EventBus, RetryPolicy
 from postbus.config import AnyCheckpointMode
 from postbus.testing import ManualClock
+from tests.contracts.effects import Hand
 from tests.delivery.steps import ALWAYS, BlockingHandler, FlakyHandler, soon
 from tests.durable.steps import (
     ID,
@@ -152,6 +153,11 @@ async def test_a_transactional_event_that_ends_the_process_becomes_a_dead_letter
 ) -> None:
     """Its transaction is undone with the process; its attempts are not forgotten."""
 
+    seen: list[int] = []
+
+    async def take(event: Event, hand: Hand) -> None:
+        seen.append(event.payload)
+
     async def end_process(reached: asyncio.Event) -> None:
         reached.set()
         await asyncio.Event().wait()
@@ -160,15 +166,14 @@ async def test_a_transactional_event_that_ends_the_process_becomes_a_dead_letter
         store, reached = faulty(database), asyncio.Event()
         store.checkpoints.before("process", lambda reached=reached: end_process(reached))
         bus = make_bus(store)
-        bus.subscribe("*", lambda _, __: None, id=ID, retry=ONE_RETRY)
+        bus.subscribe("*", database.transactional(take), id=ID, retry=ONE_RETRY)
         await bus.start()
         if not number:
             await publish_numbers(bus, 1, 2)
         await soon(reached.wait())
         await crash(bus)
-    seen: list[int] = []
     bus = make_bus()
-    bus.subscribe("*", lambda event, _: seen.append(event.payload), id=ID, retry=ONE_RETRY)
+    bus.subscribe("*", database.transactional(take), id=ID, retry=ONE_RETRY)
     await bus.start()
     await soon(bus.subscription(ID).caught_up())
     (letter,) = await letters_of(bus)

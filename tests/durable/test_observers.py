@@ -28,6 +28,7 @@ from tests.durable.steps import (
     crash,
     faulty,
     letters_of,
+    on_embedded,
     pass_time,
     position_of,
     publish_numbers,
@@ -266,6 +267,7 @@ class TestSagas:
             ("second", "second"),
         ]
 
+    @on_embedded
     async def test_in_process_handlers_get_what_it_publishes(self, make_bus: MakeBus) -> None:
         bus, handler = make_bus(), FlakyHandler()
         bus.subscribe(Shipping(StateStore(bus.store, "shipping", int)))

@@ -8,7 +8,7 @@ import pytest
 from postbus import Event, EventBus, PayloadTypeError, ReliableDeliveryConfig, RetryPolicy
 from postbus.testing import ManualClock
 from tests.delivery.steps import ALWAYS, FlakyHandler, soon, until
-from tests.durable.steps import ID, MakeBus, letters_of, pass_time, position_of, publish_numbers
+from tests.durable.steps import ID, MakeBus, letters_of, on_embedded, pass_time, position_of, publish_numbers
 
 
 async def test_it_is_tried_again_after_one_two_and_four_seconds(
@@ -107,6 +107,7 @@ async def test_the_jitter_is_a_tenth_either_way(make_bus: MakeBus, clock: Manual
     assert clock.sleeps == pytest.approx([1.1, 1.8])
 
 
+@on_embedded
 async def test_a_retry_delays_neither_another_subscriber_nor_a_handler(
     make_bus: MakeBus, clock: ManualClock
 ) -> None:

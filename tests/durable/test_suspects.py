@@ -7,6 +7,7 @@ from postbus.delivery.patience import Patience
 from postbus.delivery.suspects import Suspects
 from postbus.events import GlobalSequence, Progress, SubscriberId
 from postbus.testing import ManualClock
+from tests.contracts.steps import BEGINNING
 
 
 def make_patience() -> Patience:
@@ -58,7 +59,7 @@ async def test_two_suspects_of_one_bus_are_never_in_their_handlers_at_once() -> 
 
 async def _interrupt(store: InMemoryStore, name: SubscriberId, event: Event, attempt_count: int) -> None:
     """As if the process had ended in that attempt of the event."""
-    owner = await store.checkpoints.claim(name, GlobalSequence(0))
+    owner = await store.checkpoints.claim(name, BEGINNING)
     await store.checkpoints.save(
         Progress(
             subscriber_id=name,

@@ -155,7 +155,7 @@ class TestStubbornHandlers:
         assert [event.payload for event in handler.events] == [1, 2, 3]
         assert letter.errors == [STUBBORN]
         assert await position_of(bus) == 3
-        assert bus.subscription(ID).state == "live"
+        await until(lambda: bus.subscription(ID).state == "live")
         handler.released.set()
         await until(lambda: handler.finish_count == 3)
         await soon(bus.shutdown())

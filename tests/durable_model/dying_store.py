@@ -138,6 +138,8 @@ class DyingStore:
 
     def __init__(self, inner: Store, fate: Fate, watch: Callable[..., Any]) -> None:
         self._inner, self._fate = inner, fate
+        self.has_handlers = inner.has_handlers
+        self.has_async_transactions = inner.has_async_transactions
         for name in _PORTS:
             setattr(self, name, DyingPort(name, getattr(inner, name), fate, watch))
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from postbus import CheckpointMode, Event, EventBus, StateStore
 from postbus.config import AnyCheckpointMode, ReliableDeliveryConfig
-from postbus.events import GlobalSequence, SubscriberId
+from postbus.events import GlobalSequence, LogPosition, SubscriberId
 from postbus.ports import Store
 from postbus.stores.memory import InMemoryStore
 from postbus.stores.sqlite import SQLiteStore
@@ -254,7 +254,7 @@ class Process:
 
     async def _read_log(self) -> dict[int, Event]:
         while True:
-            after = GlobalSequence(max(self._log, default=0))
+            after = LogPosition(GlobalSequence(max(self._log, default=0)))
             page = await self.inner.log.read(after, 1000, None)
             if not page.events:
                 return self._log

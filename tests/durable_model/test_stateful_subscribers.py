@@ -10,11 +10,12 @@ from typing import assert_never
 import pytest
 from hypothesis import example, given, settings
 
-from postbus.events import GlobalSequence, NewEvent, SubscriberId
+from postbus.events import NewEvent, SubscriberId
 from postbus.ports import Store
 from postbus.stores.memory import InMemoryStore
 from postbus.stores.sqlite import SQLiteStore
 from postbus.testing import ManualClock
+from tests.contracts.steps import BEGINNING
 from tests.durable_model.commands import (
     BeBusy,
     Command,
@@ -112,7 +113,7 @@ class Course:
                 fate.strike_at(call, after=after)
             case Fence(subscriber_id, releases):
                 checkpoints, id = process.inner.checkpoints, SubscriberId(subscriber_id)
-                claimed = await checkpoints.claim(id, GlobalSequence(0))
+                claimed = await checkpoints.claim(id, BEGINNING)
                 self._model.stories[subscriber_id].fence()
                 if releases:
                     await checkpoints.release(id, claimed.epoch)

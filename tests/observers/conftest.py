@@ -3,6 +3,9 @@
 import pytest
 
 from postbus.stores.memory import InMemoryStore
+from tests.contracts.shared_database import shared_database
+
+__all__ = ["shared_database"]
 
 
 @pytest.fixture

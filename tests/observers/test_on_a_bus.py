@@ -1,15 +1,17 @@
 """On a bus, the state, the published events and the checkpoint of an observer go together."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from postbus import Event, EventBus, InMemoryStore, Projection, RetryPolicy, Saga, SagaContext, SQLiteStore
+from postbus import Event, EventBus, Projection, RetryPolicy, Saga, SagaContext
+from postbus.clock import SystemClock
 from postbus.events import DeadLetter
 from postbus.observers import StateStore
 from postbus.ports import Store
+from tests.contracts.steps import BEGINNING
+from tests.durable.steps import DATABASES, Database
 
 Document = dict[str, Any]
 MakeStore = Callable[[], Store]
@@ -17,11 +19,17 @@ MakeStore = Callable[[], Store]
 AT_ONCE = RetryPolicy(max_retries=1, base_delay=0)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
+@pytest.fixture(params=DATABASES)
+def kind(request: pytest.FixtureRequest) -> Database:
+    """A database of each kind, perhaps with something of earlier tests in it."""
+    return DATABASES[request.param](request, SystemClock())
+
+
+@pytest.fixture
+async def make_store(kind: Database) -> MakeStore:
     """Opens the same database every time."""
-    in_memory = InMemoryStore()
-    return lambda: in_memory if request.param == "memory" else SQLiteStore(tmp_path / "events.db")
+    await kind.empty()
+    return kind.new_store
 
 
 class Tally(Projection[Document]):
@@ -63,7 +71,7 @@ async def dead_letters(bus: EventBus) -> list[DeadLetter]:
 
 
 async def types_in(bus: EventBus) -> list[str]:
-    return [event.type for event in (await bus.store.log.read(0, 100, None)).events]  # type: ignore[arg-type]
+    return [event.type for event in (await bus.store.log.read(BEGINNING, 100, None)).events]
 
 
 async def test_a_projection_counts_every_event_once_over_restarts(make_store: MakeStore) -> None:

@@ -12,6 +12,7 @@ import pytest
 from postbus import DLQInspector, Event, EventBus, EventStatus, SQLiteStore
 from postbus.events import Burial, DeadLetter, GlobalSequence, Progress, SubscriberId
 from postbus.ops.cli import main
+from tests.contracts.steps import BEGINNING
 from tests.ops.commands import ESCAPE, POSTBUS, dead_letter_count, run, stored, terminal
 
 
@@ -24,7 +25,7 @@ def dead_letter(database: Path) -> DeadLetter:
 async def _bury_sent(path: Path) -> DeadLetter:
     subscriber_id = SubscriberId("projection:mails")
     async with SQLiteStore(path) as store:
-        owner = await store.checkpoints.claim(subscriber_id, GlobalSequence(0))
+        owner = await store.checkpoints.claim(subscriber_id, BEGINNING)
         event = await store.get("sent")
         progress = Progress(
             subscriber_id=subscriber_id,

@@ -21,6 +21,8 @@ def test_the_defaults_are_those_of_the_design() -> None:
         "checkpoint_mode": {},
         "instance_mode": InstanceMode.COORDINATED,
         "gap_timeout": 5.0,
+        "gap_policy": "proof",
+        "ordering": "stream",
         "poll_interval": 1.0,
     }
     assert ReliableDeliveryConfig().checkpoint_mode == CheckpointMode.synchronous()

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from postbus.policy.gaps import MOST_OPEN_GAPS, Gap, GapTimer, SubscriberState
+from postbus.events import Gap
+from postbus.policy.gaps import MOST_OPEN_GAPS, GapTimer, SubscriberState
 
 
 def make_state(position: int, *delivered: int) -> SubscriberState:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from postbus.config import ReliableDeliveryConfig
-from postbus.policy.gaps import Gap, GapTimer, SubscriberState
+from postbus.events import Gap, WriterSample
+from postbus.policy.gaps import GapTimer, SubscriberState
+from postbus.policy.horizon import WriterHorizon
 
 GAP_TIMEOUT = 5.0
 
@@ -78,6 +80,27 @@ def test_advance_contiguous_multiple_gaps() -> None:
     advance_contiguous_checkpoint(state, [8, 10], timer, now=105.0)
 
     assert state.contiguous == 10
+
+
+def test_a_rolled_back_number_is_passed_by_proof_before_any_timeout() -> None:
+    """checkpoint=5, visible=[7,8], nobody at work that could still use 6 → advances to 8."""
+    state, timer, horizon = SubscriberState(5), GapTimer(GAP_TIMEOUT), WriterHorizon()
+    advance_contiguous_checkpoint(state, [7, 8], timer, now=100.0)
+    state.settle(horizon.observe(WriterSample("server", high=8, holders=())))
+
+    assert state.contiguous == 8
+
+
+def test_a_number_is_waited_for_as_long_as_somebody_can_use_it() -> None:
+    """checkpoint=5, visible=[7,8], a writer open for an hour → stays at 5, and 6 is delivered in the end."""
+    state, horizon = SubscriberState(5), WriterHorizon()
+    state.deliver_page([7, 8])
+    for _ in range(3600):
+        state.settle(horizon.observe(WriterSample("server", high=8, holders=("3/41",))))
+
+    assert state.contiguous == 5
+    assert state.deliver(6)
+    assert state.contiguous == 8
 
 
 def test_subscriber_state_new_defaults() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,9 +42,16 @@ def still() -> ManualClock:
 
 
 @pytest.fixture(params=DATABASES)
-def durable(request: pytest.FixtureRequest, tmp_path: Path, still: ManualClock) -> Database:
+def kind(request: pytest.FixtureRequest, still: ManualClock) -> Database:
+    """A database of each kind, perhaps with something of earlier tests in it."""
+    return DATABASES[request.param](request, still)
+
+
+@pytest.fixture
+async def durable(kind: Database) -> Database:
     """What outlives a bus."""
-    return DATABASES[request.param](tmp_path, still)
+    await kind.empty()
+    return kind
 
 
 @pytest.fixture

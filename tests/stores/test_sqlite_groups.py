@@ -13,7 +13,7 @@ import pytest
 from postbus.errors import DuplicateEventIdError, WrongExpectedVersionError
 from postbus.events import Draft, Event, GlobalSequence, NewEvent, Progress
 from postbus.stores.sqlite import SQLiteStore
-from tests.contracts.steps import MAIL, START, add, append, make_draft
+from tests.contracts.steps import BEGINNING, MAIL, add, append, make_draft
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ async def test_an_id_that_is_taken_refuses_its_own_call_only(store: SQLiteStore)
 
 async def test_a_save_that_is_refused_for_its_drafts_writes_nothing(store: SQLiteStore) -> None:
     """Neither its checkpoint nor its states, whatever else is in the commit."""
-    owner = await store.checkpoints.claim(MAIL, START)
+    owner = await store.checkpoints.claim(MAIL, BEGINNING)
     refused = Progress(
         subscriber_id=MAIL,
         epoch=owner.epoch,

@@ -1,5 +1,6 @@
 """Locks of durable subscribers between stores of one process, and between real processes."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from postbus.errors import StoreReadOnlyError
+from postbus.events import SubscriberId
 from postbus.stores.sqlite.subscriber_locks import FileSubscriberLocks
 from tests.contracts.steps import MAIL, STOCK
 
@@ -63,28 +65,33 @@ def start(database: Path) -> Iterator[Callable[[], _Other]]:
         yield start
 
 
+def acquire(locks: FileSubscriberLocks, subscriber_id: SubscriberId) -> bool:
+    """Try to become the holder."""
+    return asyncio.run(locks.try_acquire(subscriber_id))
+
+
 class TestInOneProcess:
     def test_two_stores_on_one_file_exclude_each_other(self, database: Path) -> None:
         """The system would give the same process both locks."""
         one, other = FileSubscriberLocks(database), FileSubscriberLocks(database)
 
-        assert [one.try_acquire(MAIL), other.try_acquire(MAIL), other.try_acquire(STOCK)] == [
+        assert [acquire(one, MAIL), acquire(other, MAIL), acquire(other, STOCK)] == [
             True,
             False,
             True,
         ]
         one.release_all()
-        assert other.try_acquire(MAIL)
+        assert acquire(other, MAIL)
         other.release_all()
 
     def test_only_the_holder_can_release(self, database: Path) -> None:
         """A standby that shuts down takes nothing away from the one that runs."""
         one, other = FileSubscriberLocks(database), FileSubscriberLocks(database)
-        one.try_acquire(MAIL)
+        acquire(one, MAIL)
         other.release(MAIL)
         other.release_all()
 
-        assert not other.try_acquire(MAIL)
+        assert not acquire(other, MAIL)
         one.release_all()
 
     def test_a_path_through_a_link_is_the_same_file(self, database: Path, tmp_path: Path) -> None:
@@ -93,22 +100,22 @@ class TestInOneProcess:
         (tmp_path / "link.db").symlink_to(database)
         one, other = FileSubscriberLocks(database), FileSubscriberLocks(tmp_path / "link.db")
 
-        assert one.try_acquire(MAIL)
-        assert not other.try_acquire(MAIL)
+        assert acquire(one, MAIL)
+        assert not acquire(other, MAIL)
         one.release_all()
 
     def test_a_store_that_was_thrown_away_holds_nothing(self, database: Path) -> None:
         """A program that forgets to close must not lock itself out."""
-        assert FileSubscriberLocks(database).try_acquire(MAIL)
+        assert acquire(FileSubscriberLocks(database), MAIL)
 
         other = FileSubscriberLocks(database)
-        assert other.try_acquire(MAIL)
+        assert acquire(other, MAIL)
         other.release_all()
 
     def test_a_folder_that_does_not_exist_is_a_clear_error(self, tmp_path: Path) -> None:
         """It names the file."""
         with pytest.raises(StoreReadOnlyError, match=r"nowhere.*-subscribers can't be opened"):
-            FileSubscriberLocks(tmp_path / "nowhere" / "events.db").try_acquire(MAIL)
+            acquire(FileSubscriberLocks(tmp_path / "nowhere" / "events.db"), MAIL)
 
 
 class TestBetweenProcesses:
@@ -117,11 +124,11 @@ class TestBetweenProcesses:
         locks, other = FileSubscriberLocks(database), start()
         assert other.acquire(MAIL)
 
-        assert not locks.try_acquire(MAIL)
-        assert locks.try_acquire(STOCK)
+        assert not acquire(locks, MAIL)
+        assert acquire(locks, STOCK)
         assert not other.acquire(STOCK)
         other.release(MAIL)
-        assert locks.try_acquire(MAIL)
+        assert acquire(locks, MAIL)
         locks.release_all()
         assert other.acquire(STOCK)
 
@@ -129,10 +136,10 @@ class TestBetweenProcesses:
         """SIGKILL: the system lets go for it, at once."""
         locks, other = FileSubscriberLocks(database), start()
         assert other.acquire(MAIL)
-        assert not locks.try_acquire(MAIL)
+        assert not acquire(locks, MAIL)
         other.kill()
 
-        assert locks.try_acquire(MAIL)
+        assert acquire(locks, MAIL)
         locks.release_all()
 
     def test_a_second_store_that_lets_go_leaves_the_locks_of_the_first(
@@ -140,8 +147,8 @@ class TestBetweenProcesses:
     ) -> None:
         """Closing any descriptor of the file would drop all locks of the process."""
         one, second, other = FileSubscriberLocks(database), FileSubscriberLocks(database), start()
-        assert one.try_acquire(MAIL)
-        assert second.try_acquire(STOCK)
+        assert acquire(one, MAIL)
+        assert acquire(second, STOCK)
         second.release_all()
 
         assert not other.acquire(MAIL)
@@ -154,27 +161,27 @@ class TestBetweenProcesses:
     ) -> None:
         """Neither while it lives nor when it ends."""
         locks, other = FileSubscriberLocks(database), start()
-        assert locks.try_acquire(MAIL)
+        assert acquire(locks, MAIL)
         child = os.fork()
         if child == 0:
-            os._exit(int(locks.try_acquire(MAIL)))
+            os._exit(int(acquire(locks, MAIL)))
         _, status = os.waitpid(child, 0)
 
         assert os.waitstatus_to_exitcode(status) == 0
         assert not other.acquire(MAIL)
-        assert not locks.try_acquire(MAIL)
+        assert not acquire(locks, MAIL)
         locks.release_all()
         assert other.acquire(MAIL)
 
     def test_a_forked_child_does_not_take_itself_for_the_holder(self, database: Path) -> None:
         """Once the parent has let go, the child can become it like anybody else."""
         locks = FileSubscriberLocks(database)
-        assert locks.try_acquire(MAIL)
+        assert acquire(locks, MAIL)
         heard, said = os.pipe()
         child = os.fork()
         if child == 0:
             os.read(heard, 1)
-            os._exit(int(locks.try_acquire(MAIL)))
+            os._exit(int(acquire(locks, MAIL)))
         locks.release(MAIL)
         os.write(said, b"!")
         _, status = os.waitpid(child, 0)

@@ -11,7 +11,7 @@ import pytest
 from postbus.errors import StoreError, StoreFullError, SubscriberFencedError, TransactionEndedError
 from postbus.events import BatchOutcome, Checkpoint, Event
 from postbus.stores.sqlite import SQLiteStore
-from tests.contracts.steps import MAIL, START, append, make_draft
+from tests.contracts.steps import BEGINNING, MAIL, along, append, make_draft
 from tests.stores.test_sqlite_groups import in_one_group
 
 _ENDLESS_UPDATE = (
@@ -39,7 +39,13 @@ class _Subscriber:
                 bad(transaction)
 
         return await self.store.checkpoints.process(
-            MAIL, self.owner.epoch, self.events, handle, timeout=timeout, time_budget=60.0
+            MAIL,
+            self.owner.epoch,
+            self.events,
+            handle,
+            along(self.events),
+            timeout=timeout,
+            time_budget=60.0,
         )
 
     async def effects(self) -> list[str]:
@@ -66,7 +72,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
 async def subscriber(store: SQLiteStore) -> _Subscriber:
     await store.write(lambda connection: connection.execute("CREATE TABLE effects (event_id TEXT UNIQUE)"))
     events = await append(store, *[make_draft(id=name) for name in "abc"])
-    return _Subscriber(store, await store.checkpoints.claim(MAIL, START), events)
+    return _Subscriber(store, await store.checkpoints.claim(MAIL, BEGINNING), events)
 
 
 def _undo_everything(transaction: Any) -> None:
@@ -191,7 +197,7 @@ async def test_a_handler_that_closes_the_connection_closes_nobody_elses(
 
 async def test_no_handler_is_called_for_an_owner_that_is_none_any_more(subscriber: _Subscriber) -> None:
     """The fence is asked first."""
-    await subscriber.store.checkpoints.claim(MAIL, START)
+    await subscriber.store.checkpoints.claim(MAIL, BEGINNING)
     with pytest.raises(SubscriberFencedError):
         await subscriber.process()
 

@@ -311,7 +311,7 @@ class TestDeath:
             ):
                 with pytest.raises(SimulatedCrashError, match="died at the crash point 'after_checkpoint'"):
                     await write
-            assert not lives[0].store.subscriber_locks.try_acquire(SubscriberId("free"))
+            assert not await lives[0].store.subscriber_locks.try_acquire(SubscriberId("free"))
             assert not lives[0].store.dispatch_lock.try_acquire()
             assert [event.id for event in await published(bus)] == list(ORDERS)
 

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Callable
 
 from postbus.delivery.checkpoint_writer import CheckpointWriter
-from postbus.delivery.deliveries import Deliveries
+from postbus.delivery.deliveries import Deliveries, sequence_of
+from postbus.delivery.log_reader import LogReader, Page
 from postbus.delivery.patience import Patience
-from postbus.events import GlobalSequence, LogPage
-from postbus.ports import EventLog
+from postbus.events import Gap, GlobalSequence
+from postbus.policy.gaps import SubscriberState
+from postbus.ports import WantedTypes
 
 # Pages grow while there is much to read, from the configured size up to this one.
 _LARGEST_PAGE = 1_000
@@ -18,60 +20,101 @@ class CatchUp:
 
     def __init__(
         self,
-        log: EventLog,
-        is_wanted: Callable[[str], bool] | None,
+        reader: LogReader,
+        wanted: WantedTypes | None,
         page_size: int,
         writer: CheckpointWriter,
         deliveries: Deliveries,
         patience: Patience,
         has_changed: Callable[[], bool],
         on_page: Callable[[], None],
+        *,
+        is_strict: bool,
     ) -> None:
-        self._log, self._is_wanted, self._smallest_page = log, is_wanted, page_size
+        self._reader, self._wanted, self._smallest_page = reader, wanted, page_size
         self._writer, self._deliveries, self._patience = writer, deliveries, patience
-        self._has_changed, self._on_page = has_changed, on_page
+        self._has_changed, self._on_page, self._is_strict = has_changed, on_page, is_strict
+        self.blocked_by: tuple[Gap, ...] = ()
+        """The gaps that hold up a subscriber in global order, and of which the first has to be closed."""
 
     async def run(self) -> int:
         """Deliver up to the end of the log, or until has_changed; how many events. StoppedError."""
         count, limit = 0, self._smallest_page
-        after = self._writer.position
-        page = await self._read(after, limit)
-        while page.up_to > after:
+        reading = self._writer.state
+        page = await self._read(reading, limit)
+        while True:
+            before = reading.head
+            _note_read(reading, page)
+            is_last = self._is_last(page, before, limit)
             # The next page is read while this one is delivered.
             limit = min(limit * 2, max(_LARGEST_PAGE, self._smallest_page))
-            is_last = page.up_to >= self._log.known_head
-            following = None if is_last else asyncio.ensure_future(self._read(page.up_to, limit))
+            following = None if is_last else asyncio.ensure_future(self._read(reading, limit))
             try:
                 delivered = await self._deliver(page)
                 count += delivered
                 # A page that was broken off is read again from there: asking whether to go on a second
                 # time could get another answer, and the rest of the page would be passed over.
-                if is_last or delivered < len(page.events):
-                    break
-                after = page.up_to
-                page = await following if following is not None else page
+                if following is None or delivered < len(page.events):
+                    return count
+                page = await following
             finally:
                 if following is not None:
                     await _put_away(following)
-        return count
 
-    async def _deliver(self, page: LogPage) -> int:
+    def _is_last(self, page: Page, before: GlobalSequence, limit: int) -> bool:
+        if page.is_cut:
+            return False
+        # After a full page there may be more than this process has noticed.
+        is_at_end = page.up_to >= self._reader.known_head and page.up_to - before < limit
+        return is_at_end or page.up_to == before or bool(self.blocked_by)
+
+    async def _deliver(self, page: Page) -> int:
         events, count = page.events, 0
+        self._writer.begin_page(page.missing)
         while count < len(events):
             if self._has_changed():
                 return count
             count += await self._deliveries.deliver(events[count:] if count else events)
-        self._writer.skip_to(page.up_to)
+        self._writer.end_page(page.up_to, 0 if page.is_cut else page.settled)
         self._on_page()
         if self._writer.is_due:
             await self._writer.write()
         return count
 
-    async def _read(self, after: GlobalSequence, limit: int) -> LogPage:
-        return await self._patience.run(lambda: self._log.read(after, limit, self._is_wanted))
+    async def _read(self, reading: SubscriberState, limit: int) -> Page:
+        page = await self._reader.read(
+            reading.position, limit, self._wanted, self._patience, is_waiting=bool(self.blocked_by)
+        )
+        if self._is_strict:
+            self.blocked_by = page.missing
+            return _before_gap(page) if page.missing else page
+        return _within_gaps(page, reading.head) if reading.is_full else page
 
 
-async def _put_away(following: "asyncio.Future[LogPage]") -> None:
+def _note_read(reading: SubscriberState, page: Page) -> None:
+    if reading.is_waiting_for_gap:
+        for event in page.events:
+            if sequence_of(event) > reading.head:
+                break
+            reading.deliver(sequence_of(event))
+    reading.pass_to(page.up_to, page.missing)
+    if not page.is_cut:
+        reading.settle(page.settled)
+
+
+def _before_gap(page: Page) -> Page:
+    """In global order nothing beyond a gap is delivered."""
+    last = page.missing[0].first - 1
+    return Page([event for event in page.events if sequence_of(event) <= last], GlobalSequence(last))
+
+
+def _within_gaps(page: Page, head: GlobalSequence) -> Page:
+    """With too many gaps open, only what fills them is taken."""
+    events = [event for event in page.events if sequence_of(event) <= head]
+    return Page(events, head, (), page.settled, page.is_cut)
+
+
+async def _put_away(following: "asyncio.Future[Page]") -> None:
     """Whatever became of a page that may not be needed any more: its error is nobody's."""
     if not following.done():
         following.cancel()

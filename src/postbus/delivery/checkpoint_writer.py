@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from postbus.config import AnyCheckpointMode
+from postbus.delivery.advance import Advance
+from postbus.delivery.deliveries import sequence_of
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.receivers import Effects
 from postbus.errors import StoreError
@@ -16,12 +18,16 @@ from postbus.events import (
     Burial,
     Checkpoint,
     Event,
+    Gap,
     GlobalSequence,
+    LogPosition,
     Progress,
     RetryOutcome,
     StateWrite,
 )
+from postbus.ids import new_event_id
 from postbus.policy.checkpoints import PendingCheckpoint, due_at, events_until_due
+from postbus.policy.gaps import SubscriberState
 from postbus.ports import CheckpointStore, Clock
 
 logger = logging.getLogger("postbus")
@@ -46,7 +52,9 @@ class CheckpointWriter:
         self._subscriber_id, self.epoch = checkpoint.subscriber_id, checkpoint.epoch
         self._store, self._patience, self._clock = store, patience, clock
         self._on_written, self._wake = on_written, wake
-        self.position = self.written = checkpoint.position
+        self._advance = Advance(checkpoint)
+        self._written = self._advance.position
+        self._given_up: tuple[Gap, ...] = ()
         self._event_id = checkpoint.event_id
         self._mode, self._count_due = mode, events_until_due(mode)
         self._count = 0
@@ -61,6 +69,32 @@ class CheckpointWriter:
         self._saving = asyncio.Lock()
 
     @property
+    def position(self) -> GlobalSequence:
+        """Everything up to here was processed, is a dead letter, dead or not wanted."""
+        return self._advance.contiguous
+
+    @property
+    def head(self) -> GlobalSequence:
+        """The highest number that was processed, with or without gaps below it."""
+        return self._advance.head
+
+    @property
+    def state(self) -> SubscriberState:
+        """A copy of how far it has come, to read on from."""
+        return self._advance.state
+
+    @property
+    def written(self) -> GlobalSequence:
+        """The position that is written."""
+        return self._written.contiguous
+
+    def is_written(self, sequence: GlobalSequence) -> bool:
+        """Whether this number is processed, and that is written."""
+        return sequence <= self._written.head and not any(
+            gap.first <= sequence <= gap.last for gap in self._written.open
+        )
+
+    @property
     def is_due(self) -> bool:
         """Whether it is time to write."""
         if self._count >= self._count_due:
@@ -68,9 +102,9 @@ class CheckpointWriter:
         # Also where no alarm can ring, because no handler ever lets the event loop turn.
         if self._count and self._clock.monotonic() >= self._due_at:
             return True
-        if self._wanted is not None and self.position >= self._wanted:
-            return self.position > self.written
-        return not self._count and self.position - self.written >= _MOST_SKIPPED
+        if self._wanted is not None and self._advance.is_processed(self._wanted):
+            return self._has_unwritten
+        return not self._count and self.head - self._written.head >= _MOST_SKIPPED
 
     @property
     def has_states(self) -> bool:
@@ -80,59 +114,72 @@ class CheckpointWriter:
     def want(self, position: GlobalSequence) -> None:
         """Somebody waits for this position: write it as soon as it is reached, also beside a handler."""
         self._wanted = position if self._wanted is None else min(self._wanted, position)
-        if self.position >= self._wanted:
+        if self._advance.is_processed(self._wanted):
             self._write_beside()
 
     def want_now(self) -> None:
         """Write the event at hand without waiting for others."""
         self._wanted = self.position
 
+    def begin_page(self, missing: Sequence[Gap]) -> None:
+        """The next events come from a page in which these numbers are missing."""
+        self._advance.begin_page(missing)
+
     def note(self, event: Event, sequence: GlobalSequence) -> None:
         """The event was processed, and had no effects of ours."""
-        self.position, self._event_id = sequence, event.id
-        self._count += 1
-        if self._count == 1 and self._count_due > 1:
-            self._ring_later()
+        self._advance.take(sequence)
+        self._event_id = event.id
+        self._note_one()
+
+    def end_page(self, up_to: GlobalSequence, settled: int) -> None:
+        """Nothing else of the page is wanted, and open numbers up to *settled* are dead."""
+        if self._advance.end_page(up_to, settled):
+            # A checkpoint that a gap held up is to move on as if the last number had been an event.
+            self._note_one()
+
+    def give_up(self, gaps: Sequence[Gap]) -> None:
+        """Pass over these gaps, and put that on record with the next checkpoint."""
+        self._advance.give_up(gaps)
+        self._given_up += tuple(gaps)
+        self.want_now()
+
+    def reached(self, events: Sequence[Event]) -> LogPosition:
+        """Where the checkpoint is to be once these events are processed too."""
+        return self._advance.after(events).position
 
     def note_states(self, effects: Effects) -> None:
         """States that are written with the next checkpoint."""
         for state in effects.states:
             self._states[state.store_name, state.key] = state
 
-    def note_saved(self, position: GlobalSequence) -> None:
-        """Everything up to here is written."""
-        self.position, self.written = max(self.position, position), max(self.written, position)
-        if self._wanted is not None and self._wanted <= self.written:
-            # Whoever waits for more says so again.
-            self._wanted = None
-        self._on_written()
-
-    def skip_to(self, position: GlobalSequence) -> None:
-        """Nothing else up to here is wanted."""
-        if position > self.position:
-            self.position = position
+    def note_saved(self, events: Sequence[Event]) -> None:
+        """These events were processed, and that is written."""
+        for event in events:
+            self._advance.take(sequence_of(event))
+        self._event_id = events[-1].id
+        self._note_written(self._advance.position)
 
     async def write(self) -> None:
         """Write what was processed, if there is anything. StoppedError, SubscriberFencedError."""
-        if (self.position > self.written or self._states) and not self._is_uncertain:
+        if (self._has_unwritten or self._states) and not self._is_uncertain:
             await self._save(self._plain_progress)
+
+    async def write_once(self) -> None:
+        """Write what was processed, without patience. StoreError."""
+        if (self._has_unwritten or self._states) and not self._is_uncertain and not self._saving.locked():
+            await self._store.save(self._plain_progress())
 
     async def write_attempt(self, sequence: GlobalSequence, attempt: int) -> None:
         """Write what was processed, and that an attempt begins: should it end the process, it counts."""
         await self._save(lambda: replace(self._progress(), attempt_sequence=sequence, attempt_count=attempt))
 
-    async def write_burial(self, burial: Burial, sequence: GlobalSequence) -> None:
+    async def write_burial(self, burial: Burial) -> None:
         """Write what was processed, and that the next event is a dead letter."""
-        event_id = burial.event.id
-        await self._save(
-            lambda: replace(self._progress(), position=sequence, event_id=event_id, burials=(burial,))
-        )
-        self.position, self._event_id = sequence, event_id
+        await self._save(lambda: replace(self._progress(), burials=(burial,)), burial.event)
 
-    async def write_effects(self, event: Event, sequence: GlobalSequence, effects: Effects) -> None:
+    async def write_effects(self, event: Event, effects: Effects) -> None:
         """Write the event's effects and all before it in one transaction; a refusal of them is raised."""
-        await self._save(lambda: replace(self._progress(effects), position=sequence, event_id=event.id))
-        self.position, self._event_id = sequence, event.id
+        await self._save(lambda: self._progress(effects), event)
 
     async def write_retry(self, outcome: RetryOutcome, effects: Effects | None) -> None:
         """Write what became of a dead letter's retry, with its effects."""
@@ -160,32 +207,51 @@ class CheckpointWriter:
 
     def _plain_progress(self) -> Progress:
         # Who asked for synchronous checkpoints wants each of them on disk.
-        return replace(self._progress(), is_repeatable=self._count_due > 1 and not self._states)
+        is_repeatable = self._count_due > 1 and not self._states and not self._given_up
+        return replace(self._progress(), is_repeatable=is_repeatable)
 
     def _progress(self, effects: Effects | None = None) -> Progress:
         effects = effects or Effects()
+        reached = self._advance.position
         return Progress(
             subscriber_id=self._subscriber_id,
             epoch=self.epoch,
-            position=self.position,
+            position=reached.contiguous,
             event_id=self._event_id,
+            head=reached.head if reached.open else None,
+            open=reached.open,
+            given_up=self._given_up,
             states=[*self._states.values(), *effects.states],
             drafts=effects.drafts,
         )
 
-    async def _save(self, make_progress: Callable[[], Progress]) -> None:
-        """Write one after the other; events that are processed meanwhile wait for the next time."""
+    async def _save(self, make_progress: Callable[[], Progress], event: Event | None = None) -> None:
+        """Write one after the other; events that are processed meanwhile wait for the next time.
+
+        With *event*, which is processed as soon as it is written.
+        """
         async with self._saving:
             progress, count, states = make_progress(), self._count, dict(self._states)
+            reached = self._advance.position
+            if event is not None:
+                reached = self.reached([event])
+                progress = _moved(progress, reached, event.id)
+            if progress.drafts or progress.burials or progress.retries or progress.given_up:
+                progress = replace(progress, write_id=new_event_id())
             began_at = self._clock.monotonic()
             await self._patience.run(lambda: self._save_once(progress))
             self._count -= count
+            if progress.given_up:
+                self._given_up = self._given_up[len(progress.given_up) :]
+            if event is not None:
+                self._advance.take(sequence_of(event))
+                self._event_id = event.id
             for key, state in states.items():
                 if self._states.get(key) is state:
                     del self._states[key]
             if self._count:
                 self._due_at = due_at(PendingCheckpoint().add(1, began_at), self._mode)
-            self.note_saved(progress.position)
+            self._note_written(reached)
         logger.debug("checkpoint of %s is at %d", self._subscriber_id, self.written)
 
     async def _save_once(self, progress: Progress) -> None:
@@ -197,6 +263,24 @@ class CheckpointWriter:
             self._is_uncertain = False
             raise
         self._is_uncertain = False
+
+    @property
+    def _has_unwritten(self) -> bool:
+        return self._advance.position != self._written
+
+    def _note_one(self) -> None:
+        self._count += 1
+        if self._count == 1 and self._count_due > 1:
+            self._ring_later()
+
+    def _note_written(self, reached: LogPosition) -> None:
+        # One that was begun earlier may end later.
+        if (reached.head, reached.contiguous) >= (self._written.head, self._written.contiguous):
+            self._written = reached
+        if self._wanted is not None and self.is_written(self._wanted):
+            # Whoever waits for more says so again.
+            self._wanted = None
+        self._on_written()
 
     def _ring_later(self) -> None:
         self._due_at = due_at(PendingCheckpoint().add(1, self._clock.monotonic()), self._mode)
@@ -226,3 +310,13 @@ class CheckpointWriter:
                 # Not ours any more, or closed: the subscriber itself has to meet it, in its own write.
                 self.want_now()
                 self._wake()
+
+
+def _moved(progress: Progress, reached: LogPosition, event_id: str) -> Progress:
+    return replace(
+        progress,
+        position=reached.contiguous,
+        head=reached.head if reached.open else None,
+        open=reached.open,
+        event_id=event_id,
+    )

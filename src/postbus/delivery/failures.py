@@ -134,7 +134,7 @@ class Failures:
 
     async def bury(self, event: Event, sequence: GlobalSequence, errors: list[str]) -> None:
         """Dead letter and checkpoint in one transaction: if it can't be written, the event is not passed."""
-        await self._writer.write_burial(Burial(event, errors), sequence)
+        await self._writer.write_burial(Burial(event, errors))
         self.note_success(sequence)
         logger.error(
             "event %s (%s) is a dead letter of %s after %d attempts",

@@ -107,7 +107,7 @@ class SubscriptionHandle:
             await self._start()
 
     async def _reach(self, target: GlobalSequence) -> None:
-        while (checkpoint := self._loop.checkpoint) is None or checkpoint < target:
+        while not self._loop.has_written(target):
             if self._loop.state == "stopped":
                 raise SubscriptionStoppedError(self.id)
             self._loop.want_written(target)

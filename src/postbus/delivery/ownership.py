@@ -17,19 +17,23 @@ from postbus.delivery.deliveries import (
     sequence_of,
 )
 from postbus.delivery.failures import Failed, FailureMemory, Failures
+from postbus.delivery.gap_watch import GapWatch
 from postbus.delivery.handler_watch import HandlerWatch
+from postbus.delivery.log_reader import LogReader
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.receivers import TransactionalReceiver
 from postbus.delivery.single_deliveries import SingleDeliveries
-from postbus.delivery.subscriber import Subscriber, wanted_types
+from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.suspects import Suspects
 from postbus.delivery.transactional_deliveries import TransactionalDeliveries
 from postbus.errors import StoreError
 from postbus.events import Checkpoint, RetryOutcome, UndecodablePayload
+from postbus.policy.patterns import type_filter
 from postbus.ports import Clock, Store
 
 _SECONDS_BETWEEN_RETRY_LOOKS = 1.0
 _RETRIES_AT_ONCE = 10
+_SECONDS_TO_ABANDON = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,7 @@ class Surroundings:
     """What an ownership needs of its loop and its bus."""
 
     store: Store
+    reader: LogReader
     config: ReliableDeliveryConfig
     clock: Clock
     noise: Callable[[], float]
@@ -74,15 +79,20 @@ class Ownership:
         )
         self._watch = HandlerWatch(subscriber.timeout, around.clock, self._leave_handler)
         self._deliveries = self._make_deliveries()
+        wanted = type_filter(subscriber.patterns)
         self._catch_up = CatchUp(
-            around.store.log,
-            wanted_types(subscriber.patterns),
+            around.reader,
+            wanted,
             around.config.catch_up_batch_size,
             self.writer,
             self._deliveries,
             around.patience,
             self._around.has_changed,
             around.on_page,
+            is_strict=around.config.ordering == "global",
+        )
+        self._gap_watch = GapWatch(
+            subscriber.id, wanted, self.writer, self._catch_up, around.store, around.config, around.clock
         )
         self._looked_for_retries_at = -math.inf
         # What the ownership before could not write comes again.
@@ -96,6 +106,8 @@ class Ownership:
     async def look(self) -> int:
         """Deliver what is new in the log, then retry what somebody wants retried; how many events."""
         count = await self._catch_up.run()
+        if await self._around.patience.run(self._gap_watch.look):
+            self._around.reader.look_again_later()
         now = self._around.clock.monotonic()
         if not count or now - self._looked_for_retries_at >= _SECONDS_BETWEEN_RETRY_LOOKS:
             self._looked_for_retries_at = now
@@ -111,6 +123,14 @@ class Ownership:
             await self.writer.finish()
             await self.writer.write()
             await self._around.store.checkpoints.release(self._subscriber.id, self.writer.epoch)
+
+    async def abandon(self) -> None:
+        """The locks are lost: write what was processed if that can still be done, and ask no second time."""
+        self.stop()
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(_SECONDS_TO_ABANDON):
+                await self.writer.write_once()
+                await self._around.store.checkpoints.release(self._subscriber.id, self.writer.epoch)
 
     def stop(self) -> None:
         """Watch and ring no more, and keep nobody waiting."""

@@ -18,7 +18,7 @@ from postbus.ports import Clock
 
 logger = logging.getLogger("postbus")
 
-_STORE_RETRY = RetryPolicy(base_delay=0.1, max_delay=5.0)
+_STORE_RETRY = RetryPolicy(base_delay=0.1, max_delay=2.0)
 
 T = TypeVar("T")
 

@@ -71,15 +71,15 @@ class HandlerReceiver:
 
 
 class TransactionalReceiver:
-    """A plain function of the event and of the transaction in which the checkpoint is written."""
+    """A function of the event and of the transaction in which the checkpoint is written."""
 
-    def __init__(self, handler: Callable[..., object], delivered: Delivered) -> None:
-        self._handler, self._delivered = handler, delivered
+    def __init__(self, handler: Callable[..., Any], delivered: Delivered, *, is_async: bool) -> None:
+        self._handler, self._delivered, self._is_async = handler, delivered, is_async
 
-    def handle(self, event: Event, transaction: Any) -> object:
-        """Called by the store, inside the transaction."""
+    def handle(self, event: Event, transaction: Any) -> Any:
+        """Called by the store, inside the transaction; an async one is awaited there."""
         result = self._handler(self._delivered.of(event), transaction)
-        if inspect.iscoroutine(result):
+        if inspect.iscoroutine(result) and not self._is_async:
             # The transaction would be over before anybody could await it.
             result.close()
             raise InvalidHandlerError(

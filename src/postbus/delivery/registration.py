@@ -25,13 +25,13 @@ from postbus.delivery.subscriptions import (
     is_async_handler,
 )
 from postbus.drafting import Drafts
-from postbus.errors import InvalidConfigError, InvalidHandlerError
+from postbus.errors import DurableIdRequiredError, InvalidConfigError, InvalidHandlerError
 from postbus.events import SubscriberId
 from postbus.policy.names import check_subscriber_id
 from postbus.policy.payload_types import payload_type_of
 from postbus.policy.retry import override_policy
 from postbus.policy.upcasting import Upcasters
-from postbus.ports import Clock, EventObserver, StatefulObserver, StateTable
+from postbus.ports import Clock, EventObserver, StatefulObserver, Store
 
 
 class Registration:
@@ -44,17 +44,19 @@ class Registration:
         handler_timeout: float,
         threads: HandlerThreads,
         drafts: Drafts,
-        table: StateTable,
+        store: Store,
         clock: Clock,
     ) -> None:
         self._retry, self._config, self._handler_timeout = retry, config, handler_timeout
-        self._threads, self._drafts, self._table, self._clock = threads, drafts, table, clock
+        self._threads, self._drafts, self._store, self._clock = threads, drafts, store, clock
         self.upcasters = Upcasters()
 
     def handler(
         self, pattern: str, handler: object, timeout: float | None, retry: RetryOverride
     ) -> Subscription:
         """A handler that lives with this process."""
+        if not self._store.has_handlers:
+            raise DurableIdRequiredError(f"handler {name_of(handler)}")
         if takes_transaction(handler):
             raise InvalidHandlerError(
                 f"handler {name_of(handler)} takes a transaction, which only a durable subscriber has; "
@@ -99,20 +101,30 @@ class Registration:
 
     def _receiver(self, receiver: object) -> HandlerReceiver | StatefulReceiver | TransactionalReceiver:
         if is_stateful(receiver):
-            return StatefulReceiver(receiver, self.upcasters, self._drafts, self._table)
+            return StatefulReceiver(receiver, self.upcasters, self._drafts, self._store.states)
         handler: Callable[..., Any] = receiver.on_event if is_observer(receiver) else receiver  # type: ignore[assignment]
         if takes_transaction(handler):
-            if is_async_handler(handler):
-                raise InvalidHandlerError(
-                    f"handler {name_of(handler)} takes a transaction and is async; on this store the "
-                    "transaction is a sqlite3 connection: expected a plain function (def, not async def)"
-                )
-            # With the event given it is checked like any other.
-            check_handler(functools.partial(handler, object()))
-            return TransactionalReceiver(handler, Delivered(self.upcasters, payload_type_of(handler)))
+            return self._transactional_receiver(handler)
         check_handler(handler)
         threads = None if is_async_handler(handler) else self._threads
         return HandlerReceiver(handler, Delivered(self.upcasters, payload_type_of(handler)), threads)
+
+    def _transactional_receiver(self, handler: Callable[..., Any]) -> TransactionalReceiver:
+        is_async = self._store.has_async_transactions
+        if is_async_handler(handler) and not is_async:
+            raise InvalidHandlerError(
+                f"handler {name_of(handler)} takes a transaction and is async; on this store the "
+                "transaction is a sqlite3 connection: expected a plain function (def, not async def)"
+            )
+        if is_async and not is_async_handler(handler):
+            raise InvalidHandlerError(
+                f"handler {name_of(handler)} takes a transaction and is a plain function; on this store the "
+                "transaction is an asyncpg connection: expected async def"
+            )
+        # With the event given it is checked like any other.
+        check_handler(functools.partial(handler, object()))
+        delivered = Delivered(self.upcasters, payload_type_of(handler))
+        return TransactionalReceiver(handler, delivered, is_async=is_async)
 
     def _check_timeout(self, timeout: float | None) -> float:
         if timeout is None:

@@ -132,7 +132,7 @@ class SingleDeliveries:
     ) -> Failed | None:
         if effects is not None and effects.drafts:
             try:
-                await self._writer.write_effects(event, sequence, effects)
+                await self._writer.write_effects(event, effects)
             except (WrongExpectedVersionError, DuplicateEventIdError) as error:
                 # Nothing of it was written, nor of the events before it.
                 await self._writer.write()

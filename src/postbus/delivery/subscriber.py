@@ -1,20 +1,16 @@
 """What a durable subscriber is: who it is, what it wants, and how it is to be served."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from postbus.config import AnyCheckpointMode, RetryPolicy
 from postbus.delivery.receivers import Receiver, TransactionalReceiver
 from postbus.errors import InvalidConfigError
-from postbus.events import GlobalSequence, SubscriberId
-from postbus.policy.patterns import matches
+from postbus.events import GlobalSequence, LogPosition, SubscriberId
 from postbus.ports import EventLog
 
 StartFrom = str | int | datetime
 
-# Types with ids inside ("order.123.shipped") must not fill the memory.
-_MOST_KNOWN_TYPES = 10_000
 _EXPECTED_START = '"beginning", "now", a global sequence of 0 or more, or an aware datetime'
 
 
@@ -31,23 +27,6 @@ class Subscriber:
     checkpoint_mode: AnyCheckpointMode
 
 
-def wanted_types(patterns: Sequence[str]) -> Callable[[str], bool] | None:
-    """Whether an event type matches one of the patterns; None if every type does."""
-    if "*" in patterns:
-        return None
-    known: dict[str, bool] = {}
-
-    def is_wanted(event_type: str) -> bool:
-        found = known.get(event_type)
-        if found is None:
-            if len(known) >= _MOST_KNOWN_TYPES:
-                known.clear()
-            found = known[event_type] = any(matches(pattern, event_type) for pattern in patterns)
-        return found
-
-    return is_wanted
-
-
 def check_start_from(start_from: object) -> StartFrom:
     """Refuse what is no place to start from."""
     if isinstance(start_from, bool) or not isinstance(start_from, str | int | datetime):
@@ -61,10 +40,10 @@ def check_start_from(start_from: object) -> StartFrom:
     return start_from
 
 
-async def find_start(start_from: StartFrom, log: EventLog, now: GlobalSequence) -> GlobalSequence:
+async def find_start(start_from: StartFrom, log: EventLog, now: GlobalSequence) -> LogPosition:
     """The position of a subscriber that has no checkpoint yet; *now* is where the log was when it began."""
     if isinstance(start_from, datetime):
-        return await log.position_at(start_from)
+        return LogPosition(await log.position_at(start_from))
     if start_from == "now":
-        return now
-    return GlobalSequence(start_from if isinstance(start_from, int) else 0)
+        return await log.now(now)
+    return LogPosition(GlobalSequence(start_from if isinstance(start_from, int) else 0))

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from postbus.config import InstanceMode, ReliableDeliveryConfig
 from postbus.delivery.deliveries import LeftBehindError
 from postbus.delivery.failures import FailureMemory
+from postbus.delivery.log_reader import LogReader
 from postbus.delivery.ownership import Ownership, Surroundings
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.subscriber import Subscriber, find_start
 from postbus.delivery.suspects import Suspects
 from postbus.errors import StoreClosedError, SubscriberFencedError, WaitsForItselfError
-from postbus.events import Checkpoint, GlobalSequence
+from postbus.events import Checkpoint, GlobalSequence, LogPosition
 from postbus.ports import Clock, Store
 
 logger = logging.getLogger("postbus")
@@ -25,6 +26,10 @@ _TIMES_BETWEEN_LOOKS = 5
 _SECONDS_AFTER_ERROR = 1.0
 
 
+class _LocksLostError(Exception):
+    """Others may run the subscriber by now."""
+
+
 class SubscriberLoop:
     """Serves one subscriber. Whatever goes wrong, it says so and goes on."""
 
@@ -32,6 +37,7 @@ class SubscriberLoop:
         self,
         subscriber: Subscriber,
         store: Store,
+        reader: LogReader,
         config: ReliableDeliveryConfig,
         suspects: Suspects,
         transactions: asyncio.Lock,
@@ -43,6 +49,7 @@ class SubscriberLoop:
         self.patience = Patience(subscriber.id, clock, noise, self._note_progress)
         self._around = Surroundings(
             store=store,
+            reader=reader,
             config=config,
             clock=clock,
             noise=noise,
@@ -60,6 +67,8 @@ class SubscriberLoop:
         self._phase = "starting"
         self._is_paused = False
         self._has_lock = False
+        # The locks were lost while this instance was the owner.
+        self._is_lost = False
         # Where the checkpoint was when this instance last saw it, as long as it is not the owner.
         self._known: GlobalSequence | None = None
         self._ownership: Ownership | None = None
@@ -93,13 +102,23 @@ class SubscriberLoop:
         return GlobalSequence(0) if self._known is None else self._known
 
     @property
+    def _head(self) -> GlobalSequence:
+        return self.position if self._ownership is None else self._ownership.writer.head
+
+    def has_written(self, sequence: GlobalSequence) -> bool:
+        """Whether this number was processed and that is written, as far as this instance knows."""
+        if self._ownership is not None:
+            return self._ownership.writer.is_written(sequence)
+        return self._known is not None and sequence <= self._known
+
+    @property
     def is_active(self) -> bool:
         """Whether this instance is the one that delivers, and does so now."""
         return self.state in ("starting", "catching_up", "live")
 
     def is_idle_at(self, head: GlobalSequence) -> bool:
         """Whether everything up to there was processed, and whatever is due was written."""
-        return self.position >= head and not self._is_looking
+        return self._head >= head and not self._is_looking
 
     @property
     def is_at_rest(self) -> bool:
@@ -132,6 +151,12 @@ class SubscriberLoop:
         """Deliver nothing after the event at hand."""
         self._is_paused = True
         self.wake()
+
+    def lose(self) -> None:
+        """Another instance may have the subscriber by now: deliver nothing after the event at hand."""
+        if self._has_lock or self._ownership is not None:
+            self._is_lost = True
+            self.wake()
 
     def resume(self) -> None:
         """Go on."""
@@ -226,6 +251,9 @@ class SubscriberLoop:
         try:
             await self._become_owner()
             await self._own()
+        except _LocksLostError:
+            logger.warning("subscriber %s has lost the store; it takes over again", self.subscriber.id)
+            await self._start_over()
         except SubscriberFencedError as error:
             logger.warning("%s; stepping back", error, extra={"subscriber_id": self.subscriber.id})
             await self._step_back()
@@ -254,7 +282,7 @@ class SubscriberLoop:
 
     async def _try_to_own(self) -> bool:
         if self._is_coordinated and not self._has_lock:
-            self._has_lock = self._store.subscriber_locks.try_acquire(self.subscriber.id)
+            self._has_lock = await self._store.subscriber_locks.try_acquire(self.subscriber.id)
             return self._has_lock
         return True
 
@@ -274,6 +302,8 @@ class SubscriberLoop:
         )
         while not self.patience.is_stopping:
             self._wake_up.clear()
+            if self._is_lost:
+                raise _LocksLostError
             if self._is_paused:
                 await ownership.writer.write()
                 self._set_phase("paused")
@@ -312,18 +342,26 @@ class SubscriberLoop:
 
     async def _claim(self) -> Checkpoint:
         checkpoints, subscriber = self._store.checkpoints, self.subscriber
-        start = GlobalSequence(0)
+        start = LogPosition(GlobalSequence(0))
         if await checkpoints.load(subscriber.id) is None:
             now = self._store.log.known_head if self._head_at_start is None else self._head_at_start
             start = await find_start(subscriber.start_from, self._store.log, now)
-            if start > max(now, self._store.log.known_head):
+            if start.head > max(now, self._store.log.known_head):
                 logger.warning(
                     "subscriber %s is to start after %d and the log is at %d: what is in between is skipped",
                     subscriber.id,
-                    start,
+                    start.head,
                     self._store.log.known_head,
                 )
         return await checkpoints.claim(subscriber.id, start)
+
+    async def _start_over(self) -> None:
+        ownership, self._ownership = self._ownership, None
+        self._is_lost = self._has_lock = False
+        if ownership is not None:
+            self._known = ownership.writer.written
+            await ownership.abandon()
+        self._set_phase("standby")
 
     async def _step_back(self) -> None:
         if self._ownership is not None:
@@ -363,7 +401,7 @@ class SubscriberLoop:
         self.start()
 
     def _has_changed(self) -> bool:
-        return self._is_paused or self.patience.is_stopping
+        return self._is_paused or self._is_lost or self.patience.is_stopping
 
     def _set_phase(self, phase: str) -> None:
         if phase != self._phase:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from postbus.config import ReliableDeliveryConfig
 from postbus.delivery.handle import SubscriptionHandle
+from postbus.delivery.log_reader import LogReader
 from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.subscriber_loop import SubscriberLoop
 from postbus.delivery.suspects import Suspects
@@ -26,6 +27,7 @@ class Subscribers:
     ) -> None:
         self._start_bus = start_bus
         self._store, self._config, self._clock, self._noise = store, config, clock, noise
+        self._reader = LogReader(store.log, clock, self.wake)
         self._suspects, self._transactions = Suspects(), asyncio.Lock()
         self._loops: dict[str, SubscriberLoop] = {}
         # Unsubscribed, and still at their last event.
@@ -43,13 +45,16 @@ class Subscribers:
         loop = SubscriberLoop(
             subscriber,
             self._store,
+            self._reader,
             self._config,
             self._suspects,
-            self._transactions,
+            # Where transactions share one connection, the batches of several subscribers would add up.
+            asyncio.Lock() if self._store.has_async_transactions else self._transactions,
             self._clock,
             self._noise,
         )
         self._loops[subscriber.id] = loop
+        self._reader.share(len(self._loops))
         if self._is_started:
             self._start(loop)
 
@@ -58,6 +63,7 @@ class Subscribers:
         loop = self._loops.pop(subscriber_id, None)
         if loop is not None:
             loop.stop()
+            self._reader.share(len(self._loops))
             self._leaving = {left for left in self._leaving if left.state != "stopped"} | {loop}
 
     def handle(self, subscriber_id: str) -> SubscriptionHandle:
@@ -93,6 +99,8 @@ class Subscribers:
         """End those that have not ended yet, and watch the log no more."""
         if self._is_started:
             self._store.log.unwatch(self.wake)
+            self._store.subscriber_locks.watch(None)
+        self._reader.stop()
         if self._poller is not None:
             self._poller.cancel()
         by = asyncio.current_task()
@@ -113,10 +121,17 @@ class Subscribers:
     def _start(self, loop: SubscriberLoop) -> None:
         if self._poller is None:
             self._store.log.watch(self.wake)
+            self._store.subscriber_locks.watch(self._lose)
             self._poller = asyncio.get_running_loop().create_task(
                 self._poll(), name="postbus poll", context=contextvars.Context()
             )
         loop.start()
+
+    def _lose(self) -> None:
+        """Another instance may be active, and another server answer: nothing that is known counts."""
+        self._reader.forget()
+        for loop in self:
+            loop.lose()
 
     async def _poll(self) -> None:
         """A wake-up may get lost, and a clock of the tests may stand still: look now and then."""

@@ -78,7 +78,7 @@ class TransactionalDeliveries:
     def _note(self, events: Sequence[Event]) -> None:
         for event in events:
             self._failures.note_success(sequence_of(event))
-        self._writer.note_saved(sequence_of(events[-1]))
+        self._writer.note_saved(events)
 
     async def _process(self, events: Sequence[Event], retried: str | None = None) -> BatchOutcome:
         """One batch; one that only the store spoils is tried again. StoppedError, PutOffError."""
@@ -106,6 +106,7 @@ class TransactionalDeliveries:
                     self._writer.epoch,
                     events,
                     self._receiver.handle,
+                    lambda count: self._writer.reached(events[:count]),
                     timeout=self._subscriber.timeout,
                     time_budget=_TIME_BUDGET,
                     retried=retried,

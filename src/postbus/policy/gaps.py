@@ -10,22 +10,10 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from postbus.events import GlobalSequence
+from postbus.events import Gap, GlobalSequence, LogPosition
 
 MOST_OPEN_GAPS = 10_000
-
-
-class Gap(NamedTuple):
-    """Numbers from *first* to *last*, both included, that are neither delivered nor dead.
-
-    >>> Gap(6, 7)
-    Gap(first=6, last=7)
-    """
-
-    first: int
-    last: int
 
 
 class SubscriberState:
@@ -77,6 +65,11 @@ class SubscriberState:
     def open(self) -> tuple[Gap, ...]:
         """The gaps below the head that may still be filled, in order, disjoint."""
         return tuple(map(Gap, self._firsts, self._lasts))
+
+    @property
+    def position(self) -> LogPosition:
+        """Where to read on."""
+        return LogPosition(self.head, self.open)
 
     @property
     def newest_gap(self) -> Gap | None:
@@ -135,6 +128,22 @@ class SubscriberState:
             if first > self._head + 1:
                 self._open(self._head + 1, first - 1)
             self._head = last
+
+    def pass_to(self, up_to: int, missing: Sequence[Gap] = ()) -> None:
+        """Everything above the head and up to here is delivered or not wanted, but for these gaps.
+
+        >>> state = SubscriberState(5)
+        >>> state.pass_to(20, [Gap(8, 9)])
+        >>> state.contiguous, state.head, state.open
+        (7, 20, (Gap(first=8, last=9),))
+        """
+        for gap in missing:
+            self._open(gap.first, gap.last)
+        self._head = max(self._head, up_to)
+
+    def copy(self) -> "SubscriberState":
+        """Another one, to go on from here for a try."""
+        return SubscriberState.restore(self.contiguous, self.head, self.open)
 
     def deliver_page(self, sequences: Sequence[int]) -> None:
         """Note the delivery of these numbers, each given once and in ascending order.

@@ -1,7 +1,12 @@
 """Does "order.*" match "order.placed"?"""
 
+from collections.abc import Sequence
+
 from postbus.errors import InvalidPatternError
 from postbus.policy.names import find_name_flaw
+
+# Types with ids inside ("order.123.shipped") must not fill the memory.
+_MOST_KNOWN_TYPES = 10_000
 
 
 def check_pattern(pattern: object) -> str:
@@ -42,3 +47,30 @@ def matches(pattern: str, event_type: str) -> bool:
         if wanted_segment != segment and wanted_segment != "*":
             return False
     return True
+
+
+class TypeFilter:
+    """Whether an event type matches one of some checked patterns; remembers what it was asked.
+
+    >>> is_wanted = TypeFilter(["order.*", "user.created"])
+    >>> is_wanted("order.placed"), is_wanted("user.deleted")
+    (True, False)
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self.patterns = tuple(patterns)
+        self._known: dict[str, bool] = {}
+
+    def __call__(self, event_type: str, /) -> bool:
+        """Whether this type is wanted."""
+        found = self._known.get(event_type)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN_TYPES:
+                self._known.clear()
+            found = self._known[event_type] = any(matches(pattern, event_type) for pattern in self.patterns)
+        return found
+
+
+def type_filter(patterns: Sequence[str]) -> TypeFilter | None:
+    """What a reader asks of the log; None if every type matches."""
+    return None if "*" in patterns else TypeFilter(patterns)

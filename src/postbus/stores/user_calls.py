@@ -1,9 +1,12 @@
 """What users call on any store: checks of what they give, and the log asked as often as it takes."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from postbus.config import DEFAULT_MAX_PAYLOAD_BYTES
 from postbus.drafting import Drafts
 from postbus.errors import InvalidEventFieldError, InvalidPageError
-from postbus.events import Event, EventStatus, GlobalSequence
+from postbus.events import Draft, Event, EventStatus, GlobalSequence, LogPosition
 from postbus.ids import new_event_id
 from postbus.ports import Clock, EventLog
 
@@ -11,6 +14,13 @@ from postbus.ports import Clock, EventLog
 def make_drafts(clock: Clock) -> Drafts:
     """For append: the store itself knows whether there are subscriptions that wait for the events."""
     return Drafts(_no_status, clock, new_event_id, DEFAULT_MAX_PAYLOAD_BYTES)
+
+
+async def append(log: EventLog, drafts: Sequence[Draft], connection: Any) -> list[Event]:
+    """Store drafts in a transaction of their own, or in that of the caller's connection."""
+    if connection is None:
+        return await log.append(drafts)
+    return await log.append_within(connection, drafts)
 
 
 async def read_stream(
@@ -28,13 +38,13 @@ async def read_all(log: EventLog, after: int, limit: int) -> list[Event]:
     _check_number("after", after, at_least=0)
     _check_number("limit", limit, at_least=0)
     events: list[Event] = []
-    position = GlobalSequence(after)
+    position = LogPosition(GlobalSequence(after))
     while len(events) < limit:
         page = await log.read(position, limit - len(events), None)
-        if page.up_to == position:
+        if page.up_to == position.head:
             break
         events += page.events
-        position = page.up_to
+        position = LogPosition(page.up_to)
     return events
 
 

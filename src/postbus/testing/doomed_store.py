@@ -3,11 +3,19 @@
 import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from postbus.errors import StoreError
-from postbus.events import BatchOutcome, Draft, Event, GlobalSequence, Progress, SubscriberId
+from postbus.events import (
+    BatchOutcome,
+    Draft,
+    Event,
+    GlobalSequence,
+    LogPosition,
+    Progress,
+    SubscriberId,
+)
 from postbus.ports import (
     Backlog,
     CheckpointStore,
@@ -115,7 +123,8 @@ class _DoomedCheckpoints(_Doomed):
         subscriber_id: SubscriberId,
         epoch: int,
         events: Sequence[Event],
-        handle: Callable[[Event, Any], object],
+        handle: Callable[[Event, Any], Any],
+        reached: Callable[[int], LogPosition],
         *,
         timeout: float,
         time_budget: float,
@@ -123,10 +132,18 @@ class _DoomedCheckpoints(_Doomed):
     ) -> BatchOutcome:
         doom = self._doom
 
-        def watched(event: Event, transaction: Any) -> object:
+        def watched(event: Event, transaction: Any) -> Any:
             if doom.is_dead or doom.is_reached("before_handler"):
                 raise DoomedInTransaction
             result = handle(event, transaction)
+            if inspect.isawaitable(result):
+                return watched_to_its_end(result)
+            return survived(result)
+
+        async def watched_to_its_end(running: Awaitable[object]) -> object:
+            return survived(await running)
+
+        def survived(result: object) -> object:
             if doom.is_reached("after_handler") or doom.is_reached("before_checkpoint"):
                 raise DoomedInTransaction
             return result
@@ -139,6 +156,7 @@ class _DoomedCheckpoints(_Doomed):
             epoch,
             events[:1],
             watched,
+            reached,
             timeout=timeout,
             time_budget=time_budget,
             retried=retried,
@@ -164,8 +182,8 @@ class _DoomedDispatchLock(_Doomed):
 class _DoomedSubscriberLocks(_Doomed):
     _real: SubscriberLocks
 
-    def try_acquire(self, subscriber_id: SubscriberId) -> bool:
-        return not self._doom.is_dead and self._real.try_acquire(subscriber_id)
+    async def try_acquire(self, subscriber_id: SubscriberId) -> bool:
+        return not self._doom.is_dead and await self._real.try_acquire(subscriber_id)
 
     def release(self, subscriber_id: SubscriberId) -> None:
         if not self._doom.is_dead:
@@ -200,11 +218,18 @@ class DoomedStore(_Doomed):
         raise TypeError(f"a doomed store can't become a {kind}")
 
     async def append(
-        self, stream_id: str, events: Iterable[object], *, expected_version: int | None = None
+        self,
+        stream_id: str,
+        events: Iterable[object],
+        *,
+        expected_version: int | None = None,
+        connection: Any = None,
     ) -> list[Event]:
         """As the real one, which knows nothing of the doomed log."""
         async with self._publishing():
-            return await self._real.append(stream_id, events, expected_version=expected_version)
+            return await self._real.append(
+                stream_id, events, expected_version=expected_version, connection=connection
+            )
 
     async def close(self) -> None:
         """Close the real one, unless the bus has died: a dead process does not even do that."""

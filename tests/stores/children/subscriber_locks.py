@@ -3,6 +3,7 @@
 Argument: the database. A line is "acquire NAME" or "release NAME"; every one is answered.
 """
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ def main(database: str) -> None:
     for line in sys.stdin:
         command, name = line.split()
         if command == "acquire":
-            print(locks.try_acquire(SubscriberId(name)), flush=True)
+            print(asyncio.run(locks.try_acquire(SubscriberId(name))), flush=True)
         else:
             locks.release(SubscriberId(name))
             print("released", flush=True)

@@ -8,12 +8,17 @@ from collections.abc import Sequence
 
 import click
 
-from postbus.errors import PostbusError
+from postbus.errors import MissingExtraError, PostbusError
 from postbus.ops.cli.demo import demo
 from postbus.ops.cli.dlq import dlq
+from postbus.ops.cli.migrate import migrate
 from postbus.ops.cli.publish import publish
 
 _STOPPED_BY_USER = 130
+
+
+class _MissingExtra(click.ClickException):
+    exit_code = 2
 
 
 class _Commands(click.Group):
@@ -24,7 +29,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except PostbusError as error:
-            raise click.ClickException(" ".join(str(error).split())) from error
+            refusal = _MissingExtra if isinstance(error, MissingExtraError) else click.ClickException
+            raise refusal(" ".join(str(error).split())) from error
 
 
 @click.group(
@@ -38,6 +44,7 @@ def postbus() -> None:
 
 
 postbus.add_command(demo)
+postbus.add_command(migrate)
 postbus.add_command(publish)
 postbus.add_command(dlq)
 

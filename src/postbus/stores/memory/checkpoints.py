@@ -12,6 +12,7 @@ from postbus.events import (
     Checkpoint,
     Event,
     GlobalSequence,
+    LogPosition,
     Progress,
     RetryOutcome,
     SubscriberId,
@@ -42,12 +43,12 @@ class InMemoryCheckpoints:
         self._state.check_open()
         return [checkpoint for _, checkpoint in sorted(self._state.checkpoints.items())]
 
-    async def claim(self, subscriber_id: SubscriberId, start: GlobalSequence) -> Checkpoint:
+    async def claim(self, subscriber_id: SubscriberId, start: LogPosition) -> Checkpoint:
         """Become the owner under a new, higher epoch; *start* counts if there is no checkpoint yet."""
         self._state.check_open()
         now = self._state.clock.now()
         present = self._state.checkpoints.get(
-            subscriber_id, Checkpoint(subscriber_id=subscriber_id, position=start, updated_at=now)
+            subscriber_id, Checkpoint(subscriber_id=subscriber_id, position=start.contiguous, updated_at=now)
         )
         claimed = msgspec.structs.replace(
             present,
@@ -84,7 +85,8 @@ class InMemoryCheckpoints:
         subscriber_id: SubscriberId,
         epoch: int,
         events: Sequence[Event],
-        handle: Callable[[Event, Any], object],
+        handle: Callable[[Event, Any], Any],
+        reached: Callable[[int], LogPosition],  # noqa: ARG002
         *,
         timeout: float,
         time_budget: float,

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from postbus.errors import NotADeadLetterError
-from postbus.events import DeadLetter, DeadLetterPage, EventStatus, SubscriberId
+from postbus.events import DeadLetter, DeadLetterPage, Event, EventStatus, SubscriberId
+from postbus.ports import WantedTypes
 from postbus.stores.memory.records import Grave, Record, to_dead_letter
 from postbus.stores.memory.state import State
 
@@ -79,6 +80,15 @@ class InMemoryDeadLetters:
             if grave.subscriber_id == subscriber_id and grave.is_retry_wanted
         ]
         return [to_dead_letter(grave) for grave in sorted(wanted, key=_age)[:limit]]
+
+    async def bury_late(
+        self,
+        subscriber_id: SubscriberId,  # noqa: ARG002
+        wanted: WantedTypes | None,  # noqa: ARG002
+        error: str,  # noqa: ARG002
+    ) -> list[Event]:
+        """None: numbers commit in order, so no number is ever given up."""
+        return []
 
     def _unresolved(self, subscriber_id: SubscriberId | None) -> list[_Dead]:
         return [

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import Any
 
-from postbus.events import Draft, Event, GlobalSequence, LogPage
+from postbus.errors import NoForeignTransactionError
+from postbus.events import Draft, Event, GlobalSequence, LogPage, LogPosition, OpenWriter
+from postbus.ports import WantedTypes
 from postbus.stores.memory.intake import check_drafts, store_drafts
 from postbus.stores.memory.records import to_event
 from postbus.stores.memory.state import State
@@ -25,20 +28,37 @@ class InMemoryEventLog:
         store_drafts(self._state, drafts)
         return [to_event(self._state.by_id[draft.id]) for draft in drafts]
 
+    async def append_within(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:  # noqa: ARG002
+        """There are no transactions but our own."""
+        raise NoForeignTransactionError("InMemoryStore")
+
     async def read(
-        self, after: GlobalSequence, limit: int, is_wanted: Callable[[str], bool] | None
+        self,
+        after: LogPosition,
+        limit: int,
+        wanted: WantedTypes | None,
+        *,
+        with_sample: bool = False,  # noqa: ARG002
     ) -> LogPage:
-        """At most *limit* events after a number whose type is wanted; None: all are."""
+        """At most *limit* events after a position whose type is wanted; None: all are."""
         self._state.check_open()
         events: list[Event] = []
-        up_to: int = after
-        last = min(self._state.last_sequence, after + _LOOKED_THROUGH)
+        up_to: int = after.head
+        last = min(self._state.last_sequence, up_to + _LOOKED_THROUGH)
         while up_to < last and len(events) < limit:
             up_to += 1
             record = self._state.records.get(up_to)
-            if record is not None and (is_wanted is None or is_wanted(record.draft.type)):
+            if record is not None and (wanted is None or wanted(record.draft.type)):
                 events.append(to_event(record))
         return LogPage(events, GlobalSequence(up_to))
+
+    async def now(self, head: GlobalSequence) -> LogPosition:
+        """Numbers commit in order: nothing can appear below the head."""
+        return LogPosition(head)
+
+    async def open_writers(self) -> list[OpenWriter]:
+        """Nobody: numbers commit in order."""
+        return []
 
     async def read_stream(self, stream_id: str, from_version: int, to_version: int | None) -> list[Event]:
         """The events of a stream in the order of their versions, both bounds included."""

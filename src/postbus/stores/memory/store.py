@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Iterable
+from typing import Any
 
 from postbus.clock import SystemClock
 from postbus.events import Event, GlobalSequence
@@ -34,6 +35,9 @@ class InMemoryStore:
     >>> asyncio.run(main())
     [1, 2]
     """
+
+    has_handlers = True
+    has_async_transactions = False
 
     def __init__(self, *, clock: Clock = _SYSTEM_CLOCK) -> None:
         self._state = State(clock)
@@ -68,14 +72,20 @@ class InMemoryStore:
         await asyncio.sleep(0)
 
     async def append(
-        self, stream_id: str, events: Iterable[object], *, expected_version: int | None = None
+        self,
+        stream_id: str,
+        events: Iterable[object],
+        *,
+        expected_version: int | None = None,
+        connection: Any = None,
     ) -> list[Event]:
         """Store events at the end of a stream, all or none; the stored events, in order.
 
         *expected_version* is where the stream must be: 0 if it must not exist yet, None for anywhere.
         An event is (type, payload), (type, payload, metadata) or a NewEvent. WrongExpectedVersionError.
         """
-        return await self.log.append(self._drafts.draft_stream(stream_id, events, expected_version))
+        drafts = self._drafts.draft_stream(stream_id, events, expected_version)
+        return await user_calls.append(self.log, drafts, connection)
 
     async def read_stream(
         self, stream_id: str, from_version: int = 1, to_version: int | None = None

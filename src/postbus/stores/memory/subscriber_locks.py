@@ -1,5 +1,7 @@
 """Who runs which durable subscriber of a store that no other process can see."""
 
+from collections.abc import Callable
+
 from postbus.events import SubscriberId
 
 
@@ -9,7 +11,7 @@ class InMemorySubscriberLocks:
     def __init__(self) -> None:
         self._held: set[SubscriberId] = set()
 
-    def try_acquire(self, subscriber_id: SubscriberId) -> bool:
+    async def try_acquire(self, subscriber_id: SubscriberId) -> bool:
         """Become the holder without waiting; False if anybody is."""
         if subscriber_id in self._held:
             return False
@@ -19,6 +21,9 @@ class InMemorySubscriberLocks:
     def release(self, subscriber_id: SubscriberId) -> None:
         """Let another become the holder. Idempotent."""
         self._held.discard(subscriber_id)
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """These locks are never lost."""
 
     def release_all(self) -> None:
         """Let go of everything, as the end of a process would."""

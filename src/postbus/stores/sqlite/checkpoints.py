@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from postbus.errors import SubscriberFencedError
-from postbus.events import BatchOutcome, Checkpoint, Event, GlobalSequence, Progress, SubscriberId
+from postbus.events import BatchOutcome, Checkpoint, Event, LogPosition, Progress, SubscriberId
 from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.access import FileAccess
@@ -41,9 +41,9 @@ class SQLiteCheckpoints:
         )
         return [checkpoint_from_row(row) for row in rows]
 
-    async def claim(self, subscriber_id: SubscriberId, start: GlobalSequence) -> Checkpoint:
+    async def claim(self, subscriber_id: SubscriberId, start: LogPosition) -> Checkpoint:
         """Become the owner under a new, higher epoch; *start* counts if there is no checkpoint yet."""
-        values = (subscriber_id, start, self._now())
+        values = (subscriber_id, start.contiguous, self._now())
 
         def claim(connection: sqlite3.Connection) -> Checkpoint:
             connection.execute(_QUERIES["claim_checkpoint"], values)
@@ -69,7 +69,8 @@ class SQLiteCheckpoints:
         subscriber_id: SubscriberId,
         epoch: int,
         events: Sequence[Event],
-        handle: Callable[[Event, Any], object],
+        handle: Callable[[Event, Any], Any],
+        reached: Callable[[int], LogPosition],  # noqa: ARG002
         *,
         timeout: float,
         time_budget: float,

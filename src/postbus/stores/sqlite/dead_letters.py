@@ -5,8 +5,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from postbus.errors import EventNotFoundError, NotADeadLetterError
-from postbus.events import DeadLetter, DeadLetterPage, SubscriberId
-from postbus.ports import Clock
+from postbus.events import DeadLetter, DeadLetterPage, Event, SubscriberId
+from postbus.ports import Clock, WantedTypes
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.access import FileAccess
 from postbus.stores.sqlite.rows import (
@@ -136,6 +136,15 @@ class SQLiteDeadLetters:
             lambda connection: connection.execute(_READ_WANTED_RETRIES, values).fetchall()
         )
         return [dead_letter_from_row(row) for row in rows]
+
+    async def bury_late(
+        self,
+        subscriber_id: SubscriberId,  # noqa: ARG002
+        wanted: WantedTypes | None,  # noqa: ARG002
+        error: str,  # noqa: ARG002
+    ) -> list[Event]:
+        """None: numbers commit in order, so no number is ever given up."""
+        return []
 
     def _tell(self) -> None:
         self._announce()

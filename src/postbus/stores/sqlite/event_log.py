@@ -4,10 +4,11 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
-from postbus.errors import EventNotFoundError, StoreError
-from postbus.events import Draft, Event, GlobalSequence, LogPage
-from postbus.ports import Clock
+from postbus.errors import EventNotFoundError, NoForeignTransactionError, StoreError
+from postbus.events import Draft, Event, GlobalSequence, LogPage, LogPosition, OpenWriter
+from postbus.ports import Clock, WantedTypes
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.access import FileAccess
 from postbus.stores.sqlite.event_queue import may_be_pending
@@ -58,13 +59,30 @@ class SQLiteEventLog:
         await stored
         return await self._stored_events(inserting)
 
+    async def append_within(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:  # noqa: ARG002
+        """The writer's thread has the only connection that writes events."""
+        raise NoForeignTransactionError("SQLiteStore")
+
     async def read(
-        self, after: GlobalSequence, limit: int, is_wanted: Callable[[str], bool] | None
+        self,
+        after: LogPosition,
+        limit: int,
+        wanted: WantedTypes | None,
+        *,
+        with_sample: bool = False,  # noqa: ARG002
     ) -> LogPage:
-        """At most *limit* events after a number whose type is wanted; None: all are."""
+        """At most *limit* events after a position whose type is wanted; None: all are."""
         return await self._file.read_committed(
-            lambda connection: read_page(connection, after, limit, is_wanted)
+            lambda connection: read_page(connection, after.head, limit, wanted)
         )
+
+    async def now(self, head: GlobalSequence) -> LogPosition:
+        """Numbers commit in order: nothing can appear below the head."""
+        return LogPosition(head)
+
+    async def open_writers(self) -> list[OpenWriter]:
+        """Nobody: numbers commit in order."""
+        return []
 
     async def read_stream(self, stream_id: str, from_version: int, to_version: int | None) -> list[Event]:
         """The events of a stream in the order of their versions, both bounds included."""

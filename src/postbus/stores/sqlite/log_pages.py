@@ -25,7 +25,10 @@ def read_head(connection: sqlite3.Connection) -> GlobalSequence:
 
 
 def read_page(
-    connection: sqlite3.Connection, after: GlobalSequence, limit: int, is_wanted: Callable[[str], bool] | None
+    connection: sqlite3.Connection,
+    after: GlobalSequence,
+    limit: int,
+    is_wanted: Callable[[str], bool] | None,
 ) -> LogPage:
     """At most *limit* events after a number whose type is wanted; None: all are."""
     if limit <= 0:

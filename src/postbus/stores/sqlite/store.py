@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from postbus.clock import SystemClock
 from postbus.errors import (
@@ -48,6 +48,9 @@ class SQLiteStore:
     *synchronous* is SQLite's own setting: "FULL" (the default) has every published event
     on disk before publish returns; "NORMAL" survives a killed process, not a power cut.
     """
+
+    has_handlers = True
+    has_async_transactions = False
 
     def __init__(self, path: str | Path, *, synchronous: str = "FULL", clock: Clock | None = None) -> None:
         if synchronous.upper() not in _DURABILITY:
@@ -108,14 +111,20 @@ class SQLiteStore:
             await asyncio.to_thread(self._close_files)
 
     async def append(
-        self, stream_id: str, events: Iterable[object], *, expected_version: int | None = None
+        self,
+        stream_id: str,
+        events: Iterable[object],
+        *,
+        expected_version: int | None = None,
+        connection: Any = None,
     ) -> list[Event]:
         """Store events at the end of a stream, all or none; the stored events, in order.
 
         *expected_version* is where the stream must be: 0 if it must not exist yet, None for anywhere.
         An event is (type, payload), (type, payload, metadata) or a NewEvent. WrongExpectedVersionError.
         """
-        return await self.log.append(self._drafts.draft_stream(stream_id, events, expected_version))
+        drafts = self._drafts.draft_stream(stream_id, events, expected_version)
+        return await user_calls.append(self.log, drafts, connection)
 
     async def read_stream(
         self, stream_id: str, from_version: int = 1, to_version: int | None = None

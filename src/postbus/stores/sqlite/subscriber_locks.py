@@ -5,6 +5,7 @@ import hashlib
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from postbus.errors import StoreError, StoreReadOnlyError
@@ -18,7 +19,7 @@ class FileSubscriberLocks:
         # Resolved when it is needed: the file may be made through a link that does not exist yet.
         self._database = database
 
-    def try_acquire(self, subscriber_id: SubscriberId) -> bool:
+    async def try_acquire(self, subscriber_id: SubscriberId) -> bool:
         """Become the holder without waiting; False if anybody is, this process included."""
         path = Path(f"{self._database.resolve()}-subscribers")
         with _guard:
@@ -35,6 +36,9 @@ class FileSubscriberLocks:
             for file in _files.values():
                 file.unlock(self, subscriber_id)
             _drop_unused()
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """These locks are not lost before the process ends."""
 
     def release_all(self) -> None:
         """Let go of everything, as the end of the process would."""

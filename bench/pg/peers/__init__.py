@@ -1,0 +1,1 @@
+"""The peers, each in its fastest documented way. A module here needs its peer to be imported."""

@@ -1,0 +1,129 @@
+"""Several durable subscribers of one bus on PostgreSQL: what one of them reads serves all."""
+
+import asyncio
+import time
+from functools import partial
+
+from bench.measuring import EVENT_TYPE, PAYLOAD, percentile
+from bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
+from bench.pg.bursts import repeat_together
+from bench.pg.buses import BATCHED, Counting
+from bench.pg.candidates import on_postgres
+from bench.pg.figures import log_figures
+from bench.pg.filling import fill
+from bench.pg.server import durability
+from postbus import Event, EventBus
+from postbus.events import LogPage
+from postbus.pg import PgEventBus, PgEventStore
+
+_COUNT = 50_000
+_SUBSCRIBER_COUNTS = (1, 5, 20)
+
+
+def run_catch_up(subscriber_count: int, dsn: str, _effort: Effort) -> Sample:
+    """All begin at the beginning, at the same moment."""
+
+    async def run() -> Sample:
+        bus, all_seen = PgEventBus(dsn), Counting(_COUNT * subscriber_count)
+        for number in range(subscriber_count):
+            bus.subscribe(EVENT_TYPE, all_seen.handle, id=f"bench-{number}", checkpoint_mode=BATCHED)
+        began, cpu_began = time.perf_counter(), time.process_time()
+        async with bus:
+            await all_seen.complete()
+            figures = log_figures(all_seen.count, _COUNT, began, cpu_began, subscriber_count=subscriber_count)
+        return Sample(figures=figures, settings=await durability(dsn))
+
+    return asyncio.run(run())
+
+
+def run_at_head(subscriber_count: int, dsn: str, effort: Effort) -> Sample:
+    """One event after the other, each delivered to all before the next is published."""
+
+    async def run() -> Sample:
+        store = PgEventStore(dsn)
+        reads = count_reads(store)
+        bus = EventBus(store)
+        rounds = Rounds(subscriber_count)
+        for number in range(subscriber_count):
+            bus.subscribe(EVENT_TYPE, rounds.handle, id=f"bench-{number}", checkpoint_mode=BATCHED)
+        async with bus:
+            await bus.idle()
+
+            async def step() -> int:
+                await bus.publish(EVENT_TYPE, PAYLOAD)
+                await rounds.complete()
+                return 1
+
+            burst = await repeat_together([step], effort)
+            # After the last event they look once more, and find nothing.
+            await bus.idle()
+            figures = {
+                "deliveries": burst.count * subscriber_count / burst.seconds,
+                "reads": reads() / burst.total_count,
+                "p50": percentile(burst.latencies, 50) * 1000,
+            }
+        return Sample(figures=figures, settings=await durability(dsn))
+
+    return asyncio.run(run())
+
+
+class Rounds:
+    """A handler of several subscribers that says when all of them had the event."""
+
+    def __init__(self, subscriber_count: int) -> None:
+        self._subscriber_count, self._count = subscriber_count, 0
+        self._is_complete = asyncio.Event()
+
+    async def handle(self, _event: Event) -> None:
+        """Called once by each subscriber."""
+        self._count += 1
+        if self._count == self._subscriber_count:
+            self._is_complete.set()
+
+    async def complete(self) -> None:
+        """Return when all had it, and begin the next round."""
+        await self._is_complete.wait()
+        self._is_complete.clear()
+        self._count = 0
+
+
+def count_reads(store: PgEventStore) -> "partial[int]":
+    """Have the pages counted that are read from a log; called, it says how many."""
+    pages: list[int] = []
+    read = store.log.read
+
+    async def counted(*position: object, **options: object) -> LogPage:
+        page = await read(*position, **options)  # type: ignore[arg-type]
+        pages.append(len(page.events))
+        return page
+
+    store.log.read = counted  # type: ignore[method-assign]
+    return partial(len, pages)
+
+
+def _catch_up(count: int) -> Candidate:
+    return on_postgres(
+        f"postbus-{count}",
+        f"postbus: catch-up of {count} subscriber{'s' if count > 1 else ''}, {_COUNT:,} events",
+        partial(run_catch_up, count),
+        prepare=partial(fill, count=_COUNT),
+    )
+
+
+def _at_head(count: int) -> Candidate:
+    label = f"postbus: {count} subscriber{'s' if count > 1 else ''} at the head, one event after the other"
+    return on_postgres(f"head-{count}", label, partial(run_at_head, count))
+
+
+WORKLOAD = Workload(
+    name="pg-fan-out",
+    title="PostgreSQL: several subscribers of one bus, handlers that do nothing, checkpoints of 100",
+    candidates=(*map(_catch_up, _SUBSCRIBER_COUNTS), *map(_at_head, _SUBSCRIBER_COUNTS)),
+    columns=(
+        Column("deliveries", "deliveries/s", "/s"),
+        Column("reads", "reads per event", ""),
+        Column("p50", "publish → all had it, p50", "ms"),
+    ),
+    ratios=(RatioColumn("deliveries", "÷ one subscriber", "postbus-1"),),
+    needs_postgres=True,
+)

@@ -1,0 +1,198 @@
+"""Reads the log for all durable subscribers of a bus: what several of them ask for is read once.
+
+A page is a fact: these numbers were visible, those were missing. So it holds for everybody who asks for
+the same, also a little later. Subscribers at the head of the log ask for the same all the time.
+"""
+
+import asyncio
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from postbus.delivery.deliveries import sequence_of
+from postbus.delivery.own_copies import own_copy
+from postbus.delivery.patience import Patience
+from postbus.events import Event, Gap, GlobalSequence, LogPage, LogPosition
+from postbus.policy.horizon import WriterHorizon
+from postbus.ports import Clock, EventLog, WantedTypes
+
+# Whoever is this near to the head reads what all read, and filters for itself.
+_NEAR_THE_HEAD = 1_000
+_MOST_PAGES_KEPT = 4
+# A sample of the writers costs the server about a millisecond.
+_SECONDS_BETWEEN_SAMPLES = 0.05
+# How long to wait before a gap is looked into again: longer and longer for a writer that takes its time.
+_LONGEST_WAIT = 0.5
+_WAIT_GROWTH = 1.5
+
+_Key = tuple[LogPosition, int, tuple[str, ...] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a subscriber reads: events in order, and what is known of the numbers without one."""
+
+    events: list[Event]
+    up_to: GlobalSequence
+    missing: tuple[Gap, ...] = ()
+    # Every open number up to this one that is not in the page is dead.
+    settled: int = 0
+    is_cut: bool = False
+
+
+class LogReader:
+    """The log as the subscribers of one bus see it."""
+
+    def __init__(self, log: EventLog, clock: Clock, wake: Callable[[], None]) -> None:
+        self._log, self._clock, self._wake = log, clock, wake
+        self._horizon = WriterHorizon()
+        self._sampling = asyncio.Lock()
+        self._sampled_at = -_SECONDS_BETWEEN_SAMPLES
+        # Goes up whenever everything is forgotten: what was read before then is of another server.
+        self._generation = 0
+        self._is_shared = False
+        self._reading: dict[_Key, asyncio.Task[Page]] = {}
+        self._kept: OrderedDict[_Key, Page] = OrderedDict()
+        self._wait = _SECONDS_BETWEEN_SAMPLES
+        self._alarm: asyncio.Task[None] | None = None
+
+    @property
+    def known_head(self) -> GlobalSequence:
+        """How far the log goes, as far as this process has noticed."""
+        return self._log.known_head
+
+    def share(self, reader_count: int) -> None:
+        """So many subscribers read: for a single one nothing is kept."""
+        self._is_shared = reader_count > 1
+        if not self._is_shared:
+            self._kept.clear()
+
+    def forget(self) -> None:
+        """The connection was lost: nothing that was known of the writers counts any more."""
+        self._horizon.forget()
+        self._generation += 1
+        self._kept.clear()
+
+    async def read(
+        self,
+        after: LogPosition,
+        limit: int,
+        wanted: WantedTypes | None,
+        patience: Patience,
+        *,
+        is_waiting: bool = False,
+    ) -> Page:
+        """The next page after a position; *is_waiting*: for a gap right after it. StoppedError."""
+        is_near = self._is_shared and self.known_head - after.head <= _NEAR_THE_HEAD
+        page = await patience.run(lambda: self._read(after, limit, None if is_near else wanted, is_waiting))
+        if is_near and page.is_cut:
+            # What nobody wants fills the page, and would fill it again.
+            is_near = False
+            page = await patience.run(lambda: self._read(after, limit, wanted, is_waiting))
+        if not self._is_shared:
+            return page
+        is_all = wanted is None or not is_near
+        events = [own_copy(event) for event in page.events if is_all or wanted(event.type)]  # type: ignore[misc]
+        return Page(events, page.up_to, page.missing, page.settled, page.is_cut)
+
+    def look_again_later(self) -> None:
+        """Wake everybody when it is time to look into the open gaps again."""
+        if self._alarm is None or self._alarm.done():
+            self._alarm = asyncio.get_running_loop().create_task(self._ring(), name="postbus gaps")
+
+    def stop(self) -> None:
+        """Wake nobody any more."""
+        for task in (self._alarm, *self._reading.values()):
+            if task is not None:
+                task.cancel()
+
+    async def _ring(self) -> None:
+        await self._clock.until(self._clock.monotonic() + self._wait)
+        self._wait = min(self._wait * _WAIT_GROWTH, _LONGEST_WAIT)
+        self._alarm = None
+        self._wake()
+
+    async def _read(
+        self, after: LogPosition, limit: int, wanted: WantedTypes | None, is_waiting: bool
+    ) -> Page:
+        for_gaps = is_waiting or bool(after.open)
+        if not self._is_shared:
+            return await self._read_now(after, limit, wanted, for_gaps)
+        key = (after, limit, None if wanted is None else tuple(wanted.patterns))
+        # What is kept has the gap that is waited for.
+        page = None if is_waiting else self._find_kept(key)
+        if page is not None:
+            return page
+        task = self._reading.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._read_now(after, limit, wanted, for_gaps))
+            self._reading[key] = task
+            task.add_done_callback(lambda _: self._reading.pop(key, None))
+        generation = self._generation
+        # Whoever loses patience leaves the others their page.
+        page = await asyncio.shield(task)
+        if page.up_to > after.head and key not in self._kept and generation == self._generation:
+            self._keep(key, page)
+        return page
+
+    def _find_kept(self, key: _Key) -> Page | None:
+        after, _, patterns = key
+        for (kept_after, _, kept_patterns), page in self._kept.items():
+            if patterns != kept_patterns:
+                continue
+            if after == kept_after:
+                return page
+            # The rest of a page serves those who come from elsewhere: so they get into step.
+            if not (after.open or kept_after.open or page.missing) and (
+                kept_after.head < after.head < page.up_to
+            ):
+                rest = bisect_right(page.events, after.head, key=sequence_of)
+                return Page(page.events[rest:], page.up_to, (), page.settled)
+        return None
+
+    def _keep(self, key: _Key, page: Page) -> None:
+        self._kept[key] = page
+        if len(self._kept) > _MOST_PAGES_KEPT:
+            self._kept.popitem(last=False)
+
+    async def _read_now(
+        self, after: LogPosition, limit: int, wanted: WantedTypes | None, for_gaps: bool
+    ) -> Page:
+        if for_gaps:
+            # One at a time: samples count in the order in which they were taken.
+            async with self._sampling:
+                return await self._read_with_horizon(after, limit, wanted, self._is_sample_due())
+        return await self._read_with_horizon(after, limit, wanted, False)
+
+    async def _read_with_horizon(
+        self, after: LogPosition, limit: int, wanted: WantedTypes | None, with_sample: bool
+    ) -> Page:
+        # What is settled was so before the page is read: only then is a number that it lacks dead.
+        generation, settled, server = self._generation, self._horizon.settled, self._horizon.server
+        page = await self._log.read(after, limit, wanted, with_sample=with_sample)
+        if generation != self._generation:
+            settled = GlobalSequence(0)
+        elif page.sample is not None:
+            settled = self._observe(page)
+        elif page.server != server:
+            settled = GlobalSequence(0)
+        missing = _above(page.missing, settled) if page.missing else ()
+        return Page(page.events, page.up_to, missing, settled, page.is_cut)
+
+    def _is_sample_due(self) -> bool:
+        return self._clock.monotonic() - self._sampled_at >= _SECONDS_BETWEEN_SAMPLES
+
+    def _observe(self, page: LogPage) -> GlobalSequence:
+        assert page.sample is not None, "only a sample can be observed"
+        before = self._horizon.settled
+        settled = self._horizon.observe(page.sample)
+        self._sampled_at = self._clock.monotonic()
+        if settled > before:
+            self._wait = _SECONDS_BETWEEN_SAMPLES
+        return settled
+
+
+def _above(gaps: tuple[Gap, ...], settled: int) -> tuple[Gap, ...]:
+    """What is left of the gaps when every number up to here is decided."""
+    return tuple(Gap(max(gap.first, settled + 1), gap.last) for gap in gaps if gap.last > settled)

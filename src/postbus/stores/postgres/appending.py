@@ -1,0 +1,173 @@
+"""Appends to the log: concurrent publishers share a statement and a commit, and never a fate."""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import asyncpg
+
+from postbus.errors import InvalidConfigError, StoreBusyError, StoreError
+from postbus.events import Draft
+from postbus.ports import OnStored
+from postbus.stores.postgres.answers import Answer, Stored
+from postbus.stores.postgres.database import Database
+from postbus.stores.postgres.groups import Groups
+from postbus.stores.postgres.inserts import LARGEST_STATEMENT, Inserts
+from postbus.stores.postgres.insisting import Insisting, tell_collision
+from postbus.stores.postgres.jobs import Job
+from postbus.stores.postgres.pool import Connection
+from postbus.stores.postgres.translation import translated
+
+# While one group is on its way the next can be put together.
+_GROUPS_AT_ONCE = 2
+# How long a group waits for a stream that somebody else holds, and how long one of those who want it.
+_PATIENCE, _MORE_PATIENCE = "50ms", "250ms"
+_BUSY_SECONDS = 15.0
+
+
+class Appending:
+    """Group commit; *announce* is told the highest number of what has become durable."""
+
+    def __init__(self, database: Database, announce: Callable[[int], None]) -> None:
+        self._database, self._announce = database, announce
+        self._inserts = Inserts(database.queries("appending.sql"))
+        self._insisting = Insisting(database, self._inserts)
+        self._groups: Groups[Job] = Groups(
+            self._flush, self._refuse, at_once=_GROUPS_AT_ONCE, size_of=_size, largest=LARGEST_STATEMENT
+        )
+        # What somebody else's transaction holds up waits here, and holds nobody else up.
+        self._held_up: Groups[Job] = Groups(
+            self._flush_patiently, self._refuse, size_of=_size, largest=LARGEST_STATEMENT
+        )
+        self._held_names: Counter[str] = Counter()
+
+    def add(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
+        """Store the drafts, all or none, and call *on_stored* when they are durable."""
+        if not drafts:
+            asyncio.get_running_loop().call_soon(on_stored, (), (), None)
+            return
+        job = Job(drafts, on_stored)
+        is_held_up = self._held_names and any(name in self._held_names for name in job.names())
+        (self._held_up if is_held_up else self._groups).submit(job)
+
+    async def append(self, drafts: Sequence[Draft]) -> list[Stored]:
+        """Store the drafts, all or none; they are stored even if the caller is cancelled meanwhile."""
+        stored: asyncio.Future[list[Stored]] = asyncio.get_running_loop().create_future()
+
+        def on_stored(
+            sequences: Sequence[int | None], versions: Sequence[int | None], error: StoreError | None
+        ) -> None:
+            if stored.done():
+                return
+            if error is None:
+                stored.set_result(_pair(sequences, versions))
+            else:
+                stored.set_exception(error)
+
+        self.add(drafts, on_stored)
+        return await stored
+
+    async def insert_within(self, connection: Connection, drafts: Sequence[Draft]) -> list[Stored]:
+        """Store the drafts, all or none, in the transaction that the connection is in.
+
+        After WrongExpectedVersionError and DuplicateEventIdError the transaction can go on.
+        """
+        if not isinstance(connection, asyncpg.Connection):
+            raise InvalidConfigError(
+                "connection",
+                connection,
+                "a connection of asyncpg; with another driver call the SQL function publish(type, payload, …)"
+                f" of the schema {self._database.schema!r} in your transaction; nothing was stored",
+            )
+        if not drafts:
+            return []
+        with translated():
+            try:
+                answer = await self._inserts.append_whole(connection, drafts)
+            except asyncpg.UniqueViolationError as error:
+                if (collision := tell_collision(error)) is None:
+                    raise
+                raise collision from error
+        if answer.error is not None:
+            raise answer.error
+        return _pair(answer.sequences, answer.stream_versions)
+
+    async def drain(self) -> None:
+        """Return when nothing is on its way any more."""
+        await self._groups.drain()
+        await self._held_up.drain()
+
+    async def _flush(self, group: list[Job]) -> None:
+        await self._store(group, _PATIENCE)
+
+    async def _flush_patiently(self, group: list[Job]) -> None:
+        await self._store(group, _MORE_PATIENCE)
+
+    async def _store(self, group: list[Job], patience: str) -> None:
+        try:
+            answers = await self._insisting.store(group, patience)
+        except StoreError as error:
+            # A plain one is about something that was sent; all others would be the same for each job.
+            if len(group) == 1 or type(error) is not StoreError:
+                raise
+            for job in group:
+                await self._store_alone(job, patience)
+            return
+        for job, answer in zip(group, answers, strict=True):
+            self._settle(job, answer)
+        highest = max([number or 0 for answer in answers for number in answer.sequences], default=0)
+        if highest:
+            self._announce(highest)
+
+    async def _store_alone(self, job: Job, patience: str) -> None:
+        try:
+            await self._store([job], patience)
+        except StoreError as error:
+            self._settle(job, Answer(error=error))
+
+    def _settle(self, job: Job, answer: Answer) -> None:
+        if job.is_settled:
+            return
+        if answer.is_busy:
+            if not self._is_given_up(job):
+                self._held_up.submit(job)
+                return
+            answer = Answer(error=_held(job))
+        job.is_settled = True
+        if job.give_up_at is not None:
+            self._held_names -= Counter(job.names())
+        if answer.error is None:
+            job.on_stored(answer.sequences, answer.stream_versions, None)
+        else:
+            job.on_stored((), (), answer.error)
+
+    def _is_given_up(self, job: Job) -> bool:
+        now = asyncio.get_running_loop().time()
+        if job.give_up_at is None:
+            job.give_up_at = now + _BUSY_SECONDS
+            self._held_names.update(job.names())
+        return now >= job.give_up_at
+
+    def _refuse(self, job: Job, error: BaseException) -> None:
+        if not isinstance(error, StoreError):
+            cause, error = error, StoreError(f"the events may or may not have been stored: {error!r}")
+            error.__cause__ = cause
+        self._settle(job, Answer(error=error))
+
+
+def _size(job: Job) -> int:
+    return job.size
+
+
+def _pair(sequences: Sequence[int | None], versions: Sequence[int | None]) -> list[Stored]:
+    return list(map(Stored, sequences, versions or itertools.repeat(None)))
+
+
+def _held(job: Job) -> StoreBusyError:
+    names = list(dict.fromkeys(job.names()))
+    shown = ", ".join(names[:3]) + (f" or one of {len(names) - 3} more" if len(names) > 3 else "")
+    return StoreBusyError(
+        f"another transaction has held {shown} for more than {_BUSY_SECONDS:g} s; nothing was stored; end "
+        "that transaction, or try again"
+    )

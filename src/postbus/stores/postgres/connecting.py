@@ -1,0 +1,53 @@
+"""Opens connections by DSN, and tells where they lead without giving the password away."""
+
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
+
+from postbus.errors import StoreError, StoreUnavailableError
+from postbus.stores.postgres.translation import DRIVER_ERRORS
+
+if TYPE_CHECKING:
+    from postbus.stores.postgres.pool import Connection
+
+CONNECT_SECONDS = 5.0
+_DEFAULT_PORT = 5432
+
+
+async def connect(dsn: str) -> "Connection":
+    """A new connection; StoreUnavailableError that says where to, and why not."""
+    # Whoever names it in the DSN has a reason.
+    settings = None if "application_name=" in dsn else {"application_name": "postbus"}
+    try:
+        return await asyncpg.connect(dsn, timeout=CONNECT_SECONDS, server_settings=settings)
+    except ValueError:
+        # The words of this error, and the one itself, may hold parts of the password.
+        raise StoreError(
+            "the DSN can't be understood; expected postgresql://user:password@host:port/database, with "
+            "special characters percent-encoded"
+        ) from None
+    except DRIVER_ERRORS as error:
+        reason = str(error) or f"no answer within {CONNECT_SECONDS:g} s"
+        raise StoreUnavailableError(f"can't connect to {describe(dsn)}: {reason}") from error
+
+
+def describe(dsn: str) -> str:
+    """Which database, on which host and port.
+
+    >>> describe("postgresql://me:secret@db.example.org/shop")
+    "database 'shop' on db.example.org:5432"
+    >>> describe("postgresql:///shop?host=/run/postgresql&password=secret")
+    "database 'shop' on /run/postgresql:5432"
+    """
+    try:
+        parts = urlsplit(dsn)
+        options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    except ValueError:
+        return "the database of the given DSN"
+    place = options.get("host") or parts.netloc.rpartition("@")[2] or "localhost"
+    # The colons of an IPv6 address are in brackets.
+    if ":" not in place.rpartition("]")[2]:
+        place += f":{options.get('port', _DEFAULT_PORT)}"
+    name = options.get("dbname") or options.get("database") or parts.path.lstrip("/")
+    return f"database {name!r} on {place}"

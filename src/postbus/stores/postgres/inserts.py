@@ -1,0 +1,170 @@
+"""The statements that store drafts."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from postbus.events import Draft
+from postbus.stores.postgres.answers import Answer, read_answers, stored
+from postbus.stores.postgres.pool import Connection
+
+# So much goes into one statement; a message to the server must stay far below a gigabyte, and its time below
+# the driver's limit. In bytes.
+LARGEST_STATEMENT = 8 * 1024 * 1024
+# What an event costs beside its payload.
+_SIZE_OF_THE_REST = 500
+
+_encode = msgspec.json.Encoder().encode
+
+
+def size_of(drafts: Sequence[Draft]) -> int:
+    """About how many bytes they are."""
+    return sum([len(draft.payload_json) for draft in drafts]) + _SIZE_OF_THE_REST * len(drafts)
+
+
+def parts_of(drafts: Sequence[Draft]) -> Iterator[Sequence[Draft]]:
+    """The drafts in their order, in parts that each fit into a statement."""
+    start, room = 0, LARGEST_STATEMENT
+    for place, draft in enumerate(drafts):
+        room -= len(draft.payload_json) + _SIZE_OF_THE_REST
+        if room < 0 and place > start:
+            yield drafts[start:place]
+            start, room = place, LARGEST_STATEMENT - len(draft.payload_json) - _SIZE_OF_THE_REST
+    yield drafts[start:]
+
+
+class _RefusedError(Exception):
+    """A part was refused: the parts before it have to go too."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+class Inserts:
+    """Stores drafts on a given connection; raises what asyncpg raises."""
+
+    def __init__(self, queries: Mapping[str, str]) -> None:
+        self._insert_event = queries["insert_event"]
+        self._insert_events = queries["insert_events"]
+        self._insert_full_events = queries["insert_full_events"]
+        self._append_events = queries["append_events"]
+
+    async def insert(
+        self, connection: Connection, calls: Sequence[Sequence[Draft]], drafts: Sequence[Draft]
+    ) -> list[Answer]:
+        """Store the drafts of calls without streams and given ids in one statement, all or none.
+
+        A UniqueViolationError concerns all of them; append() can tell which one is to blame.
+        """
+        numbers = await self._insert_drafts(connection, drafts)
+        if len(calls) == 1:
+            return [Answer(numbers)]
+        rest = iter(numbers)
+        return [Answer(list(itertools.islice(rest, len(call)))) for call in calls]
+
+    async def append(
+        self,
+        connection: Connection,
+        calls: Sequence[Sequence[Draft]],
+        *,
+        is_repeated: bool = False,
+        patience: str | None = None,
+    ) -> list[Answer]:
+        """Store the drafts of every call, each call whole or not at all.
+
+        *is_repeated*: they were sent before, and the answer got lost: they may be there. *patience*: how
+        long to wait for others who hold a stream or a given id; None: as long as the session's settings say.
+        """
+        ends: list[int] = []
+        for call in calls:
+            ends.append(len(call) + (ends[-1] if ends else 0))
+        drafts = [draft for call in calls for draft in call]
+        rows = await connection.fetch(
+            self._append_events,
+            ends,
+            *_common_columns(drafts),
+            [draft.is_idempotent for draft in drafts],
+            [draft.stream_id for draft in drafts],
+            [draft.expected_version for draft in drafts],
+            *_rare_columns(drafts),
+            is_repeated,
+            patience,
+        )
+        return list(read_answers(calls, rows))
+
+    async def append_whole(
+        self,
+        connection: Connection,
+        drafts: Sequence[Draft],
+        *,
+        is_repeated: bool = False,
+        patience: str | None = None,
+    ) -> Answer:
+        """As append, for one call of any size."""
+        parts = list(parts_of(drafts))
+        if len(parts) == 1:
+            (answer,) = await self.append(connection, parts, is_repeated=is_repeated, patience=patience)
+            return answer
+        sequences: list[int | None] = []
+        versions: list[int | None] = []
+        try:
+            # In somebody's transaction it is a savepoint.
+            async with connection.transaction():
+                for part in parts:
+                    (answer,) = await self.append(
+                        connection, [part], is_repeated=is_repeated, patience=patience
+                    )
+                    if answer.error is not None or answer.is_busy:
+                        raise _RefusedError(answer)
+                    sequences += answer.sequences
+                    versions += answer.stream_versions or [None] * len(part)
+        except _RefusedError as refused:
+            return refused.answer
+        return stored(drafts, sequences, versions)
+
+    async def _insert_drafts(self, connection: Connection, drafts: Sequence[Draft]) -> list[int]:
+        if any(_has_more(draft) for draft in drafts):
+            rows = await connection.fetch(
+                self._insert_full_events, *_common_columns(drafts), *_rare_columns(drafts)
+            )
+        elif len(drafts) > 1:
+            rows = await connection.fetch(self._insert_events, *_common_columns(drafts))
+        else:
+            (draft,) = drafts
+            values = (draft.id, draft.type, draft.payload_json.decode(), _metadata(draft), draft.created_at)
+            rows = await connection.fetch(self._insert_event, *values)
+        return sorted([row[0] for row in rows])
+
+
+def _common_columns(drafts: Sequence[Draft]) -> tuple[list[object], ...]:
+    return (
+        [draft.id for draft in drafts],
+        [draft.type for draft in drafts],
+        [draft.payload_json.decode() for draft in drafts],
+        [_metadata(draft) for draft in drafts],
+        [draft.created_at for draft in drafts],
+    )
+
+
+def _rare_columns(drafts: Sequence[Draft]) -> tuple[list[object], ...]:
+    return (
+        [draft.actor_id for draft in drafts],
+        [draft.correlation_id for draft in drafts],
+        [draft.causation_id for draft in drafts],
+        [draft.schema_version for draft in drafts],
+    )
+
+
+def _metadata(draft: Draft) -> str | None:
+    return None if draft.metadata is None else _encode(draft.metadata).decode()
+
+
+def _has_more(draft: Draft) -> bool:
+    return (
+        draft.actor_id is not None
+        or draft.correlation_id is not None
+        or draft.causation_id is not None
+        or draft.schema_version is not None
+    )

@@ -1,0 +1,76 @@
+"""Connections and transactions for the length of a block, given back whatever happens in it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import cast
+
+import asyncpg
+from asyncpg.transaction import Transaction
+
+from postbus.stores.postgres import lent
+from postbus.stores.postgres.pool import Connection, Pool
+from postbus.stores.postgres.translation import DRIVER_ERRORS, translate
+
+_ROLLBACK_SECONDS = 2.0
+_UNSETTLING = (TimeoutError, asyncpg.InternalClientError)
+
+
+class Lease:
+    """`async with`: a connection that goes back to its pool; driver errors leave the block translated."""
+
+    # Not a generator: it is entered for every single statement.
+    __slots__ = ("_acquire", "_connection", "_is_changed", "_pool")
+
+    def __init__(
+        self, acquire: Callable[[], Awaitable[tuple[Pool, Connection]]], *, is_changed: bool = False
+    ) -> None:
+        self._acquire = acquire
+        self._is_changed = is_changed
+
+    async def __aenter__(self) -> Connection:
+        self._pool, self._connection = await self._acquire()
+        return self._connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # After a timeout or a cancellation the server may still be at work on the statement.
+        is_settled = error is None or (isinstance(error, Exception) and not isinstance(error, _UNSETTLING))
+        await self._pool.release(self._connection, is_settled=is_settled, is_changed=self._is_changed)
+        if error is not None and (translation := translate(error)) is not None:
+            raise translation from error
+
+
+class TimedLease(Lease):
+    """As Lease, for statements of ours."""
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> Connection:
+        return cast(Connection, lent.TimedConnection(await super().__aenter__()))
+
+
+@asynccontextmanager
+async def in_transaction(connection: Connection) -> AsyncIterator[None]:
+    """A READ COMMITTED transaction, whatever the default of the server is."""
+    # With the driver's own object: a handler can open a nested one inside.
+    transaction = connection.transaction(isolation="read_committed")
+    async with asyncio.timeout(lent.COMMAND_SECONDS):
+        await transaction.start()
+    try:
+        yield
+    except Exception:
+        await _roll_back(transaction)
+        raise
+    # One who was cancelled is not to wait for a rollback: the pool does not take such a connection back.
+    async with asyncio.timeout(lent.COMMAND_SECONDS):
+        await transaction.commit()
+
+
+async def _roll_back(transaction: Transaction) -> None:
+    with contextlib.suppress(*DRIVER_ERRORS):
+        async with asyncio.timeout(_ROLLBACK_SECONDS):
+            await transaction.rollback()

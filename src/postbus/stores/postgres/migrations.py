@@ -1,0 +1,107 @@
+"""Brings a schema up to date, in one transaction, whoever else starts at the same moment."""
+
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+
+import asyncpg
+
+from postbus.errors import MigrationNeededError, SchemaTooNewError, StoreBusyError, StoreError
+from postbus.stores.named_queries import load_queries
+from postbus.stores.postgres.pool import Connection
+from postbus.stores.postgres.schema_name import quoted_schema, schema_literal
+
+_PACKAGE = "postbus.stores.postgres"
+_QUERIES = load_queries(_PACKAGE, "migrations.sql")
+_FUNCTIONS = load_queries(_PACKAGE, "functions.sql")
+_MIGRATIONS = [(int(name.partition("_")[0]), name) for name in _QUERIES if name[0].isdigit()]
+VERSION = max(version for version, _ in _MIGRATIONS)
+
+_COMMAND = "postbus migrate"
+# Numbering the events of a large table takes longer than a pool lets a statement take. In seconds.
+_PATIENCE = 24 * 3600.0
+
+
+async def migrate(connection: Connection, schema: str) -> None:
+    """Create or upgrade the tables; refuse a schema that is newer than this program. Idempotent.
+
+    Where everything is up to date, nothing is asked of the role but to read the version.
+    """
+    if await read_version(connection, schema) == VERSION:
+        return
+    async with _migration(connection, schema, f"is not at version {VERSION}", _COMMAND):
+        # Asked again under the lock: another instance may have migrated meanwhile.
+        present = await read_version(connection, schema) or 0
+        if present < VERSION:
+            for statement in _steps(schema, above=present):
+                await connection.execute(statement, timeout=_PATIENCE)
+
+
+async def create_notify_trigger(connection: Connection, schema: str) -> None:
+    """Have every insert send a notification, whoever inserts. Idempotent."""
+    if not await connection.fetchval(_fill(_QUERIES["has_notify_trigger"], schema)):
+        async with _migration(connection, schema, "has no trigger to notify", f"{_COMMAND} --notify-trigger"):
+            await connection.execute(_fill(_QUERIES["create_notify_trigger"], schema), timeout=_PATIENCE)
+
+
+async def read_version(connection: Connection, schema: str) -> int | None:
+    """The version that the schema has, None if it has no tables of ours; SchemaTooNewError if it is newer."""
+    try:
+        found: int | None = await connection.fetchval(_fill(_QUERIES["read_version"], schema))
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+        return None
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise StoreError(
+            f"this role may not use schema {schema!r} ({error}); grant it USAGE on the schema, SELECT, "
+            "INSERT, UPDATE and DELETE on its tables, and SELECT and USAGE on its sequences"
+        ) from error
+    if found is not None and found > VERSION:
+        raise SchemaTooNewError(f"schema {schema!r}", found, VERSION)
+    return found
+
+
+def render_sql(schema: str, *, notify_trigger: bool = False) -> str:
+    """The whole migration as a script for psql and the like; running it again changes nothing."""
+    names = ("wait_for_turn", "enter_schema", "refuse_newer")
+    statements = [*(_fill(_QUERIES[name], schema) for name in names), *_steps(schema, above=0)]
+    if notify_trigger:
+        statements.append(_fill(_QUERIES["create_notify_trigger"], schema))
+    body = "".join(f"{statement};\n\n" for statement in statements)
+    return f"BEGIN ISOLATION LEVEL READ COMMITTED;\n\n{body}COMMIT;\n"
+
+
+@asynccontextmanager
+async def _migration(connection: Connection, schema: str, lack: str, command: str) -> AsyncIterator[None]:
+    """A transaction inside the schema, one at a time; an error that says what to do if we are not let."""
+    try:
+        async with connection.transaction(isolation="read_committed"):
+            for name in ("wait_for_turn", "enter_schema"):
+                await connection.execute(_fill(_QUERIES[name], schema), timeout=_PATIENCE)
+            yield
+    except (asyncpg.InsufficientPrivilegeError, asyncpg.ReadOnlySQLTransactionError) as error:
+        raise MigrationNeededError(
+            f"schema {schema!r} {lack}, and this role may not change it ({error}); "
+            f"run `{command}` as a role that may, or have its output with --sql run by somebody"
+        ) from error
+    except asyncpg.LockNotAvailableError as error:
+        raise StoreBusyError(
+            f"schema {schema!r} {lack}, and another session holds one of its tables ({error}); nothing was "
+            "changed; end the long transactions on these tables and try again"
+        ) from error
+
+
+def _steps(schema: str, *, above: int) -> Iterator[str]:
+    """What brings a schema of version *above* to ours, in order."""
+    blocks = (_QUERIES[name] for version, name in _MIGRATIONS if version > above)
+    for block in (*blocks, *_FUNCTIONS.values(), _QUERIES["record_version"]):
+        yield _fill(block, schema)
+
+
+def _fill(block: str, schema: str) -> str:
+    # In one pass: a name may contain what looks like a gap to fill.
+    values: Mapping[str, str] = {
+        "{schema}": quoted_schema(schema),
+        "{schema_text}": schema_literal(schema),
+        "{version}": str(VERSION),
+    }
+    return re.sub(r"\{schema(?:_text)?\}|\{version\}", lambda gap: values[gap[0]], block)

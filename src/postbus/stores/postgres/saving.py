@@ -1,0 +1,215 @@
+"""Writes checkpoints: those that come alone in groups, those with more in a transaction of their own."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from postbus.errors import SubscriberFencedError
+from postbus.events import Gap, Progress, StateWrite, SubscriberId
+from postbus.stores.postgres.appending import Appending
+from postbus.stores.postgres.burials import bury, note_retry
+from postbus.stores.postgres.database import Database
+from postbus.stores.postgres.groups import Groups
+from postbus.stores.postgres.pool import Connection
+from postbus.stores.postgres.wake_ups import WakeUps
+
+_CHANGED_NOTHING = "UPDATE 0"
+# Which of the values of a checkpoint the gaps are.
+_GAPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    progress: Progress
+    now: datetime
+    saved: "asyncio.Future[None]"
+
+    @property
+    def key(self) -> tuple[SubscriberId, int]:
+        return self.progress.subscriber_id, self.progress.epoch
+
+    def settle(self, error: BaseException | None) -> None:
+        """Tell whoever waits, if anybody does any more."""
+        if self.saved.done():
+            return
+        if error is None:
+            self.saved.set_result(None)
+        else:
+            self.saved.set_exception(error)
+
+
+class Saving:
+    """Writes how far subscribers have come. With an epoch that is not the present one nothing changes."""
+
+    def __init__(self, database: Database, appending: Appending, wake_ups: WakeUps) -> None:
+        self._database, self._appending, self._wake_ups = database, appending, wake_ups
+        self._queries = database.queries("checkpoints.sql")
+        self._groups: Groups[_Save] = Groups(self._save_group, _Save.settle)
+        # How many wait for a plain save, and whether one is being written.
+        self._waiting_count = 0
+        self._writing = asyncio.Lock()
+
+    async def save(self, progress: Progress, now: datetime) -> None:
+        """Write all of it in one transaction. SubscriberFencedError, and the errors of its drafts."""
+        if not _is_plain(progress):
+            await self._save_whole(progress, now)
+            return
+        self._waiting_count += 1
+        try:
+            if self._waiting_count == 1:
+                # Without the detour through a group, which is worth it only in company.
+                async with self._writing:
+                    await self._save_alone(progress, now)
+            else:
+                save = _Save(progress, now, asyncio.get_running_loop().create_future())
+                self._groups.submit(save)
+                await save.saved
+        finally:
+            self._waiting_count -= 1
+
+    async def drain(self) -> None:
+        """Return when nothing is on its way any more."""
+        await self._groups.drain()
+
+    async def _save_alone(self, progress: Progress, now: datetime) -> None:
+        if progress.is_repeatable:
+            is_written = bool(await self._write_many([progress], now))
+        else:
+            is_written = await self._write_one(progress, now)
+        if not is_written:
+            raise _fenced(progress)
+
+    async def _save_group(self, group: list[_Save]) -> None:
+        async with self._writing:
+            for saves in _rounds(group):
+                written = await self._write_many([save.progress for save in saves], saves[-1].now)
+                for save in saves:
+                    save.settle(None if save.key in written else _fenced(save.progress))
+
+    async def _write_one(self, progress: Progress, now: datetime) -> bool:
+        if _is_simple(progress):
+            move = (progress.subscriber_id, progress.epoch, progress.position, progress.event_id, now)
+            if await self._database.execute(self._queries["move_checkpoint"], *move) != _CHANGED_NOTHING:
+                return True
+        values = _checkpoint_values(progress, now)
+        tag = await self._database.execute(self._queries["save_checkpoint"], *values, None)
+        return tag != _CHANGED_NOTHING
+
+    async def _write_many(self, given: Sequence[Progress], now: datetime) -> set[tuple[SubscriberId, int]]:
+        """Whose checkpoints were written."""
+        columns = [
+            list(column) for column in zip(*(_checkpoint_values(each, now) for each in given), strict=True)
+        ]
+        columns[_GAPS] = [_array_to_text(gaps_to_array(each.open)) for each in given]
+        is_repeatable = all(each.is_repeatable for each in given)
+        found = await self._database.fetch(
+            self._queries["save_checkpoints"], *columns, "off" if is_repeatable else None
+        )
+        return {(row[0], row[1]) for row in found}
+
+    async def _save_whole(self, progress: Progress, now: datetime) -> None:
+        async with self._database.transaction() as connection:
+            # First: whoever is fenced has written nothing, and whoever comes later waits.
+            if not await self._begin(connection, progress, now):
+                # It was written, and the answer got lost: those who wait for its events were not told.
+                self._wake_ups.announce(self._wake_ups.known_head)
+                return
+            head = await self._write_rest(connection, progress, now)
+        if head:
+            self._wake_ups.announce(head)
+
+    async def _begin(self, connection: Connection, progress: Progress, now: datetime) -> bool:
+        """Move the checkpoint; False: this very progress is written already."""
+        values = _checkpoint_values(progress, now)
+        tag = await connection.execute(self._queries["save_checkpoint"], *values, progress.write_id)
+        if tag != _CHANGED_NOTHING:
+            return True
+        key = (progress.subscriber_id, progress.epoch, progress.write_id)
+        if await connection.fetchval(self._queries["is_written"], *key):
+            return False
+        raise _fenced(progress)
+
+    async def _write_rest(self, connection: Connection, progress: Progress, now: datetime) -> int:
+        """All but the checkpoint; the number of the last new event, or 0."""
+        subscriber_id = progress.subscriber_id
+        if progress.burials:
+            await bury(connection, self._queries, subscriber_id, progress.burials, now)
+        for retry in progress.retries:
+            await note_retry(connection, self._queries, subscriber_id, retry, now)
+        await self._write_states(connection, progress.states, now)
+        if progress.given_up:
+            firsts, lasts = zip(*progress.given_up, strict=True)
+            await connection.execute(self._queries["record_given_up"], subscriber_id, firsts, lasts, now)
+        if not progress.drafts:
+            return 0
+        # Last: from here to the commit, readers see a gap that may be filled.
+        stored = await self._appending.insert_within(connection, progress.drafts)
+        return max((each.sequence or 0 for each in stored), default=0)
+
+    async def _write_states(
+        self, connection: Connection, writes: Sequence[StateWrite], now: datetime
+    ) -> None:
+        # The last of each, and in one order: two subscribers who write the same ones do not wait in a ring.
+        last = sorted({(write.store_name, write.key): write for write in writes}.items())
+        kept = [(*key, write.state_json.decode()) for key, write in last if write.state_json is not None]
+        gone = [key for key, write in last if write.state_json is None]
+        if kept:
+            await connection.execute(self._queries["put_states"], *zip(*kept, strict=True), now)
+        if gone:
+            await connection.execute(self._queries["delete_states"], *zip(*gone, strict=True))
+
+
+def gaps_to_array(gaps: Iterable[Gap]) -> list[int]:
+    """Open gaps as they are stored: first, last, first, last, …"""
+    return [number for gap in gaps for number in gap]
+
+
+def _array_to_text(numbers: Iterable[int]) -> str:
+    return "{" + ",".join(map(str, numbers)) + "}"
+
+
+def _is_plain(progress: Progress) -> bool:
+    return not (
+        progress.burials or progress.retries or progress.states or progress.drafts or progress.given_up
+    )
+
+
+def _is_simple(progress: Progress) -> bool:
+    """Whether move_checkpoint is enough."""
+    return (
+        not progress.open
+        and progress.head in (None, progress.position)
+        and progress.attempt_sequence is None
+        and not progress.attempt_count
+    )
+
+
+def _checkpoint_values(progress: Progress, now: datetime) -> tuple[object, ...]:
+    """The values of save_checkpoint, but for the last."""
+    return (
+        progress.subscriber_id,
+        progress.epoch,
+        progress.position,
+        progress.position if progress.head is None else progress.head,
+        gaps_to_array(progress.open),
+        progress.event_id,
+        now,
+        progress.attempt_sequence,
+        progress.attempt_count,
+    )
+
+
+def _rounds(group: Sequence[_Save]) -> list[list[_Save]]:
+    """In each round every subscriber once: one statement changes a row only once."""
+    rounds: list[dict[tuple[SubscriberId, int], _Save]] = []
+    for save in group:
+        free = next((each for each in rounds if save.key not in each), None)
+        if free is None:
+            rounds.append(free := {})
+        free[save.key] = save
+    return [list(each.values()) for each in rounds]
+
+
+def _fenced(progress: Progress) -> SubscriberFencedError:
+    return SubscriberFencedError(progress.subscriber_id, progress.epoch)

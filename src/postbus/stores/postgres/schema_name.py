@@ -1,0 +1,46 @@
+"""The name of the schema that holds the tables: what it may be, and how it is written in SQL."""
+
+from postbus.errors import InvalidConfigError
+
+# PostgreSQL cuts a longer name off, and two schemas with a long common beginning would be one.
+_MAX_BYTES = 63
+_FUNCTION_QUOTE = "$postbus$"
+
+
+def quoted_schema(schema: str) -> str:
+    """The name as a quoted identifier; InvalidConfigError for a name that PostgreSQL would change or refuse.
+
+    >>> print(quoted_schema('my "own" schema'))
+    "my ""own"" schema"
+    """
+    _check(schema)
+    return '"' + schema.replace('"', '""') + '"'
+
+
+def schema_literal(schema: str) -> str:
+    r"""The name as a string literal, whatever the server's standard_conforming_strings is.
+
+    >>> print(schema_literal("it's"))
+    'it''s'
+    >>> print(schema_literal("back\\slash"))
+    E'back\\slash'
+    """
+    _check(schema)
+    text = schema.replace("'", "''")
+    return "E'" + text.replace("\\", "\\\\") + "'" if "\\" in text else f"'{text}'"
+
+
+def _check(schema: str) -> None:
+    expected = f"a name of 1 to {_MAX_BYTES} bytes in UTF-8"
+    if not isinstance(schema, str) or not schema:
+        raise InvalidConfigError("schema", schema, expected)
+    try:
+        length = len(schema.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidConfigError("schema", schema, f"{expected}, and it has a lone surrogate") from error
+    if length > _MAX_BYTES:
+        raise InvalidConfigError("schema", schema, f"{expected}, and it has {length}")
+    if schema.startswith("pg_"):
+        raise InvalidConfigError("schema", schema, 'another name: PostgreSQL keeps "pg_" for its own schemas')
+    if "\0" in schema or _FUNCTION_QUOTE in schema:
+        raise InvalidConfigError("schema", schema, f"{expected}, without NUL and without {_FUNCTION_QUOTE}")

@@ -1,0 +1,221 @@
+"""The one connection of a bus that is not pooled: its locks and its wake-ups live and die with it."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from postbus.errors import StoreError, StoreUnavailableError
+from postbus.stores.postgres.pool import Connect, Connection, break_off, close_gently
+from postbus.stores.postgres.translation import DRIVER_ERRORS, translate, translated
+
+logger = logging.getLogger("postbus")
+
+T = TypeVar("T")
+
+# So that a connection which swallows everything is noticed within 8 s of its last answer, and the
+# server ends the session of a vanished host 10 s after its last statement.
+_BEAT_SECONDS = 3.0
+_ANSWER_SECONDS = 5.0
+_SILENCE = "10s"
+_SHORTEST_WAIT = 0.05
+_LONGEST_WAIT = 2.0
+
+
+class Session:
+    """Listens, holds locks, proves that it is alive; replaced when it is not, however long that takes."""
+
+    def __init__(self, connect: Connect, channel: str, queries: Mapping[str, str]) -> None:
+        self._connect = connect
+        self._channel = channel
+        self._queries = queries
+        self._connection: Connection | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self._was_lost = asyncio.Event()
+        self._on_notification: list[Callable[[int | None], None]] = []
+        self._on_lost: list[Callable[[], None]] = []
+        self._echo: tuple[str, asyncio.Event] | None = None
+        # Whether a notification ever came through the listener of this connection.
+        self._is_proven = False
+        self._has_warned = False
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection at this moment."""
+        return self._connection is not None
+
+    def on_notification(self, callback: Callable[[int | None], None]) -> None:
+        """Call this in the event loop with the number announced; None: something may have been missed."""
+        self._on_notification.append(callback)
+
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        """Call this in the event loop, once for every connection that is lost."""
+        self._on_lost.append(callback)
+
+    async def start(self) -> None:
+        """Connect and listen. StoreUnavailableError. Idempotent."""
+        if self._keeper is None:
+            await self._listen()
+            self._keeper = asyncio.create_task(self._keep())
+
+    async def stop(self) -> None:
+        """Let go of the connection and all that was held on it; bounded. Idempotent."""
+        keeper, self._keeper = self._keeper, None
+        connection, self._connection = self._connection, None
+        try:
+            if keeper is not None:
+                keeper.cancel()
+                await asyncio.wait([keeper])
+            if connection is not None:
+                await close_gently(connection)
+        finally:
+            if connection is not None:
+                break_off(connection)
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def run(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run this on the session, one at a time. StoreUnavailableError while it is down.
+
+        It goes on to its end when the caller is cancelled: to break off a statement would cost the
+        session and all its locks.
+        """
+        running = asyncio.create_task(self._run(operation))
+        self._running.add(running)
+        running.add_done_callback(self._finish)
+        return await asyncio.shield(running)
+
+    def is_current(self, connection: Connection) -> bool:
+        """Whether what is held on this connection still counts."""
+        return connection is self._connection
+
+    async def _run(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
+        async with self._turn:
+            connection = self._connection
+            if connection is None:
+                raise StoreUnavailableError("the session to the database is down and is being replaced")
+            try:
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    return await operation(connection)
+            except DRIVER_ERRORS as error:
+                translation = translate(error)
+                assert translation is not None
+                if isinstance(translation, StoreUnavailableError):
+                    self._lose(connection, str(translation))
+                raise translation from error
+
+    def _finish(self, running: "asyncio.Task[Any]") -> None:
+        self._running.discard(running)
+        # Nobody asks for the error if the caller was cancelled.
+        if not running.cancelled():
+            running.exception()
+
+    async def _listen(self) -> None:
+        connection = await self._connect()
+        try:
+            with translated():
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await connection.add_listener(self._channel, self._hear)
+                connection.add_termination_listener(lambda _: self._lose(connection, "it was closed"))
+        except BaseException:
+            break_off(connection)
+            raise
+        self._connection = connection
+        self._is_proven = False
+        self._was_lost.clear()
+
+    async def _keep(self) -> None:
+        """Prove again and again that the connection is alive; replace it when it is not."""
+        wait = _SHORTEST_WAIT
+        while True:
+            connection = self._connection
+            try:
+                if connection is None:
+                    await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+                    wait = min(wait * 2, _LONGEST_WAIT)
+                    await self._replace()
+                elif await self._is_alive(connection):
+                    wait = _SHORTEST_WAIT
+                    await self._wait_for_loss()
+            except Exception as error:
+                # Whatever the driver comes up with: a session that nobody keeps would be dead for ever.
+                logger.exception("the session to the database failed in an unknown way")
+                if connection is not None:
+                    self._lose(connection, repr(error))
+
+    async def _wait_for_loss(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_BEAT_SECONDS):
+                await self._was_lost.wait()
+
+    async def _replace(self) -> None:
+        try:
+            await self._listen()
+        except StoreError as error:
+            logger.debug("the session to the database is still down: %s", error)
+        else:
+            logger.info("there is a session to the database again")
+            self._tell(None)
+
+    async def _is_alive(self, connection: Connection) -> bool:
+        """Send a notification to ourselves and see whether it comes back; whether the connection is sound."""
+        probe, echo = f"probe {secrets.token_hex(8)}", asyncio.Event()
+        self._echo = (probe, echo)
+        try:
+            await self.run(lambda session: session.fetchval(self._queries["probe"], self._channel, probe))
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await echo.wait()
+            if self.is_current(connection) and not self._is_proven:
+                # Not before: behind a pooler the setting would stay on a connection of others.
+                await self.run(lambda session: session.fetchval(self._queries["end_when_silent"], _SILENCE))
+                self._is_proven = True
+        except TimeoutError:
+            self._miss_echo(connection)
+        except StoreError as error:
+            # The connection is lost already; or it is sound and only the notification was refused.
+            logger.debug("the session to the database could not notify itself: %s", error)
+            with contextlib.suppress(StoreError):
+                await self.run(lambda session: session.fetchval(self._queries["clear_queue"]))
+        return self.is_current(connection)
+
+    def _miss_echo(self, connection: Connection) -> None:
+        if self._is_proven:
+            self._lose(connection, "its listener went silent")
+        elif not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "LISTEN has no effect on the session to the database, as behind a pooler in transaction "
+                "mode: events are noticed by polling only, and two instances of a subscriber can take "
+                "turns; give the store a session_dsn that leads to the server itself"
+            )
+
+    def _hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        words = str(payload)
+        if self._echo is not None and words == self._echo[0]:
+            self._echo[1].set()
+        elif not words:
+            self._tell(None)
+        elif words.isdecimal():
+            self._tell(int(words))
+
+    def _lose(self, connection: Connection, reason: str) -> None:
+        if not self.is_current(connection):
+            return
+        self._connection = None
+        self._was_lost.set()
+        if self._echo is not None:
+            self._echo[1].set()
+        # Not closed gently: one that does not answer would not answer to that either.
+        break_off(connection)
+        logger.warning("the session to the database was lost: %s; connecting again", reason)
+        for on_lost in self._on_lost:
+            on_lost()
+
+    def _tell(self, sequence: int | None) -> None:
+        for on_notification in self._on_notification:
+            on_notification(sequence)

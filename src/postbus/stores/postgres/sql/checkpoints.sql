@@ -1,0 +1,180 @@
+-- name: read_checkpoint
+SELECT subscriber_id, last_global_sequence, last_event_id, updated_at, epoch, was_interrupted,
+    attempt_sequence, attempt_count, head, open_gaps
+FROM {schema}.event_bus_checkpoints WHERE subscriber_id = $1;
+
+-- name: read_checkpoints
+-- In the order that Python gives strings, whatever the database's is.
+SELECT subscriber_id, last_global_sequence, last_event_id, updated_at, epoch, was_interrupted,
+    attempt_sequence, attempt_count, head, open_gaps
+FROM {schema}.event_bus_checkpoints ORDER BY subscriber_id COLLATE "C";
+
+-- name: claim_checkpoint
+-- An owner who is still in is_held did not let go.
+INSERT INTO {schema}.event_bus_checkpoints AS present
+    (subscriber_id, last_global_sequence, head, open_gaps, updated_at, epoch, is_held)
+VALUES ($1, $2, $3, $4, $5, 1, true)
+ON CONFLICT (subscriber_id) DO UPDATE
+SET epoch = present.epoch + 1, was_interrupted = present.is_held, is_held = true,
+    updated_at = excluded.updated_at
+RETURNING subscriber_id, last_global_sequence, last_event_id, updated_at, epoch, was_interrupted,
+    attempt_sequence, attempt_count, head, open_gaps;
+
+-- name: move_checkpoint
+-- What save_checkpoint does in by far the most cases, in half the time: nothing is beyond the new position.
+UPDATE {schema}.event_bus_checkpoints
+SET last_global_sequence = $3, head = $3, open_gaps = ARRAY[]::bigint[],
+    last_event_id = coalesce($4, last_event_id), updated_at = $5, attempt_sequence = NULL, attempt_count = 0
+WHERE subscriber_id = $1 AND epoch = $2 AND last_global_sequence < $3;
+
+-- name: save_checkpoint
+-- Changes nothing unless the epoch is the present one, nor if this very write has happened already ($10).
+-- Of position and head, compared in this order, the further one stays, with the gaps that belong to it.
+UPDATE {schema}.event_bus_checkpoints AS present
+SET last_global_sequence = greatest(present.last_global_sequence, $3),
+    last_event_id = CASE
+        WHEN ($3, $4) > (present.last_global_sequence, coalesce(present.head, present.last_global_sequence))
+        THEN coalesce($6, present.last_event_id) ELSE present.last_event_id END,
+    head = CASE
+        WHEN ($3, $4) >= (present.last_global_sequence, coalesce(present.head, present.last_global_sequence))
+        THEN $4 ELSE present.head END,
+    open_gaps = CASE
+        WHEN ($3, $4) >= (present.last_global_sequence, coalesce(present.head, present.last_global_sequence))
+        THEN $5::bigint[] ELSE present.open_gaps END,
+    updated_at = $7, attempt_sequence = $8, attempt_count = $9, write_id = coalesce($10, present.write_id)
+WHERE subscriber_id = $1 AND epoch = $2 AND ($10::text IS NULL OR write_id IS DISTINCT FROM $10);
+
+-- name: save_checkpoints
+-- As save_checkpoint for many at once; returns whose epoch was the present one. Gaps come as text, because
+-- an array of arrays must be rectangular. With $10 = 'off' the commit does not wait for the disk: the setting
+-- ends with the transaction, which is this statement.
+UPDATE {schema}.event_bus_checkpoints AS present
+SET last_global_sequence = greatest(present.last_global_sequence, given.position),
+    last_event_id = CASE
+        WHEN (given.position, given.head)
+            > (present.last_global_sequence, coalesce(present.head, present.last_global_sequence))
+        THEN coalesce(given.event_id, present.last_event_id) ELSE present.last_event_id END,
+    head = CASE
+        WHEN (given.position, given.head)
+            >= (present.last_global_sequence, coalesce(present.head, present.last_global_sequence))
+        THEN given.head ELSE present.head END,
+    open_gaps = CASE
+        WHEN (given.position, given.head)
+            >= (present.last_global_sequence, coalesce(present.head, present.last_global_sequence))
+        THEN given.open_gaps::bigint[] ELSE present.open_gaps END,
+    updated_at = given.updated_at, attempt_sequence = given.attempt_sequence,
+    attempt_count = given.attempt_count
+FROM (
+    SELECT set_config(
+        'synchronous_commit', coalesce($10::text, current_setting('synchronous_commit')), true
+    ) AS synchronous_commit
+) AS setting, unnest(
+    $1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::timestamptz[],
+    $8::bigint[], $9::integer[]
+) AS given (
+    subscriber_id, epoch, position, head, open_gaps, event_id, updated_at, attempt_sequence, attempt_count
+)
+WHERE present.subscriber_id = given.subscriber_id AND present.epoch = given.epoch
+    AND setting.synchronous_commit IS NOT NULL
+RETURNING present.subscriber_id, present.epoch;
+
+-- name: is_written
+SELECT EXISTS (
+    SELECT 1 FROM {schema}.event_bus_checkpoints WHERE subscriber_id = $1 AND epoch = $2 AND write_id = $3
+);
+
+-- name: release_checkpoint
+UPDATE {schema}.event_bus_checkpoints SET is_held = false WHERE subscriber_id = $1 AND epoch = $2;
+
+-- name: lock_checkpoint
+-- Whoever claims the subscriber waits for the end of the transaction; so that ends by itself if we vanish.
+SELECT last_global_sequence, head, open_gaps, set_config('idle_in_transaction_session_timeout', $3, true)
+FROM {schema}.event_bus_checkpoints WHERE subscriber_id = $1 AND epoch = $2 FOR NO KEY UPDATE;
+
+-- name: guard_transaction
+-- A commit has to read this cursor to its end, which fails: until the cursor is closed nobody can commit
+-- the transaction that handlers are lent. left(random()…) keeps the planner from failing first.
+DECLARE postbus_batch NO SCROLL CURSOR WITH HOLD FOR
+SELECT ('leave COMMIT to postbus' || left(random()::text, 0))::integer;
+
+-- name: end_guard
+-- Constraints that are checked last are checked now: a commit should fail for no reason of a handler's.
+SET CONSTRAINTS ALL IMMEDIATE;
+CLOSE postbus_batch;
+
+-- name: probe_transaction
+-- Fails in a transaction that has failed.
+SELECT;
+
+-- name: advance_checkpoint
+-- As save_checkpoint, for the owner who has locked the row; what is known of attempts stays.
+UPDATE {schema}.event_bus_checkpoints AS present
+SET last_global_sequence = greatest(present.last_global_sequence, $2),
+    last_event_id = CASE
+        WHEN ($2, $3) > (present.last_global_sequence, coalesce(present.head, present.last_global_sequence))
+        THEN $5 ELSE present.last_event_id END,
+    head = CASE
+        WHEN ($2, $3) >= (present.last_global_sequence, coalesce(present.head, present.last_global_sequence))
+        THEN $3 ELSE present.head END,
+    open_gaps = CASE
+        WHEN ($2, $3) >= (present.last_global_sequence, coalesce(present.head, present.last_global_sequence))
+        THEN $4::bigint[] ELSE present.open_gaps END,
+    updated_at = $6
+WHERE subscriber_id = $1;
+
+-- name: is_resolved_by_subscriber
+SELECT EXISTS (
+    SELECT 1 FROM {schema}.event_bus_dlq
+    WHERE id = $1 AND subscriber_id = $2 AND resolved_by = $2 AND resolved_at IS NOT NULL
+);
+
+-- name: bury_event
+-- The payload comes from the log where it still is, word for word, unless the reader could not read it; and
+-- what was purged stays away. The share lock makes whoever purges the event at this moment come before or
+-- after, never in between.
+WITH event AS MATERIALIZED (
+    SELECT data::text AS payload, purger_id, purged_at FROM {schema}.events WHERE id = $3 FOR SHARE
+)
+INSERT INTO {schema}.event_bus_dlq (id, subscriber_id, event_id, global_sequence, error_message, retry_count,
+    created_at, error_history, event_type, payload, event_created_at, metadata, stream_id, stream_version,
+    actor_id, purger_id, purged_at, correlation_id, causation_id, schema_version)
+SELECT $1, $2, $3, $4, $5, $6, $7, $8::text::json, $9,
+    CASE WHEN coalesce(event.purged_at, $18) IS NULL THEN coalesce($10, event.payload, $11) END,
+    $12, $13::text::json, $14, $15, $16, coalesce(event.purger_id, $17), coalesce(event.purged_at, $18),
+    $19, $20, $21
+FROM (SELECT) AS always LEFT JOIN event ON true
+ON CONFLICT (subscriber_id, event_id) DO UPDATE
+SET error_message = excluded.error_message, retry_count = excluded.retry_count,
+    created_at = excluded.created_at, error_history = excluded.error_history, payload = excluded.payload,
+    last_retry_at = NULL, retry_wanted_at = NULL, resolved_at = NULL, resolved_by = NULL, notes = NULL;
+
+-- name: note_retry_success
+UPDATE {schema}.event_bus_dlq
+SET resolved_at = $3, resolved_by = $2, last_retry_at = $3, retry_wanted_at = NULL
+WHERE id = $1 AND subscriber_id = $2;
+
+-- name: note_retry_failure
+-- The history is lengthened as text: jsonb would refuse some of what another program may have written there.
+UPDATE {schema}.event_bus_dlq
+SET retry_count = retry_count + 1, error_message = $4, last_retry_at = $3, retry_wanted_at = NULL,
+    error_history = CASE
+        WHEN json_typeof(error_history) <> 'array' THEN json_build_array(error_history, $4::text)
+        WHEN json_array_length(error_history) = 0 THEN json_build_array($4::text)
+        ELSE (left(rtrim(error_history::text, E' \t\r\n'), -1) || ',' || to_json($4::text) || ']')::json END
+WHERE id = $1 AND subscriber_id = $2;
+
+-- name: put_states
+INSERT INTO {schema}.postbus_states (store_name, key, state, updated_at)
+SELECT store_name, key, state::json, $4
+FROM unnest($1::text[], $2::text[], $3::text[]) AS given (store_name, key, state)
+ON CONFLICT (store_name, key) DO UPDATE SET state = excluded.state, updated_at = excluded.updated_at;
+
+-- name: delete_states
+DELETE FROM {schema}.postbus_states AS present
+USING unnest($1::text[], $2::text[]) AS given (store_name, key)
+WHERE present.store_name = given.store_name AND present.key = given.key;
+
+-- name: record_given_up
+INSERT INTO {schema}.event_bus_gap_timeouts (subscriber_id, first_sequence, last_sequence, given_up_at)
+SELECT $1, first_sequence, last_sequence, $4
+FROM unnest($2::bigint[], $3::bigint[]) AS given (first_sequence, last_sequence);

@@ -1,0 +1,91 @@
+-- The first blocks are parts of the statements below, which name them in braces.
+
+-- name: letter_columns
+-- JSON comes as text, because a pool of the user's may decode it in its own way.
+letter.id, letter.subscriber_id, letter.event_id, letter.global_sequence, letter.retry_count,
+    letter.created_at, letter.last_retry_at, letter.error_history::text, letter.resolved_at,
+    letter.resolved_by, letter.notes, letter.event_type, letter.payload, letter.event_created_at,
+    letter.metadata::text, letter.stream_id, letter.stream_version, letter.actor_id, letter.purger_id,
+    letter.purged_at, letter.correlation_id, letter.causation_id, letter.schema_version;
+
+-- name: and_of_subscriber
+AND subscriber_id = $3;
+
+-- name: read_page
+-- The total of the same moment is in every row, and there is always a row.
+SELECT total, {letter_columns}
+FROM (
+    SELECT count(*) AS total FROM {schema}.event_bus_dlq
+    WHERE resolved_at IS NULL {and_of_subscriber}
+) AS counted
+LEFT JOIN LATERAL (
+    SELECT * FROM {schema}.event_bus_dlq
+    WHERE resolved_at IS NULL {and_of_subscriber}
+    ORDER BY created_at DESC, global_sequence DESC LIMIT $1 OFFSET $2
+) AS letter ON true
+ORDER BY letter.created_at DESC, letter.global_sequence DESC;
+
+-- name: read_letter
+-- By its own id, or the newest of an event.
+SELECT {letter_columns} FROM {schema}.event_bus_dlq AS letter WHERE id = $1 OR event_id = $1
+ORDER BY id = $1 DESC, created_at DESC, global_sequence DESC LIMIT 1;
+
+-- name: read_wanted_retries
+SELECT {letter_columns} FROM {schema}.event_bus_dlq AS letter
+WHERE subscriber_id = $1 AND retry_wanted_at IS NOT NULL
+ORDER BY created_at, global_sequence LIMIT $2;
+
+-- name: want_retry
+UPDATE {schema}.event_bus_dlq SET retry_wanted_at = coalesce(retry_wanted_at, $2)
+WHERE (id = $1 OR event_id = $1) AND resolved_at IS NULL;
+
+-- name: want_retries
+UPDATE {schema}.event_bus_dlq SET retry_wanted_at = coalesce(retry_wanted_at, $1)
+WHERE resolved_at IS NULL AND ($2::text IS NULL OR event_type = $2)
+    AND ($3::text IS NULL OR subscriber_id = $3);
+
+-- name: resolve_letter
+UPDATE {schema}.event_bus_dlq
+SET resolved_at = $2, resolved_by = $3, notes = $4, retry_wanted_at = NULL
+WHERE (id = $1 OR event_id = $1) AND resolved_at IS NULL;
+
+-- name: purge_letters
+DELETE FROM {schema}.event_bus_dlq WHERE created_at <= $1;
+
+-- name: find_status
+-- Why an id stands for no unresolved dead letter: NULL if nothing has it.
+SELECT CASE
+    WHEN EXISTS (SELECT FROM {schema}.event_bus_dlq WHERE id = $1 OR event_id = $1) THEN 'resolved'
+    WHEN EXISTS (SELECT FROM {schema}.events WHERE id = $1) THEN 'done'
+END;
+
+-- name: lock_given_up
+-- One at a time: who comes second sees what the first has buried.
+SELECT id FROM {schema}.event_bus_gap_timeouts WHERE id = ANY($1::bigint[]) ORDER BY id FOR UPDATE;
+
+-- name: read_late
+-- Events at numbers that the subscriber had given up, those reported before left out; $2, $3: exact types
+-- and a regular expression, or both NULL for all types. Looks at the 10000 numbers or ranges that were given
+-- up last.
+SELECT {event_columns}, given_up.id AS given_up_id
+FROM (
+    SELECT id, first_sequence, last_sequence, late_sequences FROM {schema}.event_bus_gap_timeouts
+    WHERE subscriber_id = $1 ORDER BY id DESC LIMIT 10000
+) AS given_up
+CROSS JOIN LATERAL (
+    SELECT * FROM {schema}.events
+    WHERE global_sequence BETWEEN given_up.first_sequence AND given_up.last_sequence
+        AND global_sequence <> ALL (given_up.late_sequences)
+        AND ($2::text[] IS NULL OR event_type = ANY($2) OR event_type ~ $3)
+    ORDER BY global_sequence LIMIT 100
+) AS e
+ORDER BY e.global_sequence LIMIT 100;
+
+-- name: note_late
+UPDATE {schema}.event_bus_gap_timeouts AS given_up
+SET late_sequences = given_up.late_sequences || late.sequences
+FROM (
+    SELECT id, array_agg(sequence) AS sequences
+    FROM unnest($1::bigint[], $2::bigint[]) AS late (id, sequence) GROUP BY id
+) AS late
+WHERE given_up.id = late.id;

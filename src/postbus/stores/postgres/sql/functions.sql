@@ -1,0 +1,331 @@
+-- The functions of the schema, all created anew by every migration, in this order. Each looks names up in its
+-- own schema only, whatever the search_path of the caller is.
+
+-- name: postbus_channel
+-- Where wake-ups are sent; Database.channel is the same in Python.
+CREATE OR REPLACE FUNCTION {schema}.postbus_channel() RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = {schema}, pg_temp AS $postbus$
+BEGIN
+    RETURN 'postbus:' || CASE
+        WHEN octet_length(convert_to('postbus:' || current_schema(), 'UTF8')) <= 63 THEN current_schema()
+        ELSE md5(convert_to(current_schema(), 'UTF8'))
+    END;
+END $postbus$;
+
+-- name: notify_appended
+-- For the statement-level trigger of notify="trigger": the highest new number, and never the data.
+CREATE OR REPLACE FUNCTION {schema}.notify_appended() RETURNS trigger
+LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $postbus$
+BEGIN
+    PERFORM pg_notify(postbus_channel(), max(global_sequence)::text) FROM appended
+    HAVING max(global_sequence) IS NOT NULL;
+    RETURN NULL;
+END $postbus$;
+
+-- name: append_keys
+-- What has to be locked for these drafts: their streams, and the ids that their publishers chose.
+CREATE OR REPLACE FUNCTION {schema}.append_keys(ids text[], are_given boolean[], streams text[]) RETURNS bigint[]
+LANGUAGE plpgsql STABLE SET search_path = {schema}, pg_temp AS $postbus$
+BEGIN
+    RETURN ARRAY(
+        SELECT hashtextextended(current_schema() || ' stream ' || stream, 0)
+        FROM unnest(streams) AS stream WHERE stream IS NOT NULL
+        UNION
+        SELECT hashtextextended(current_schema() || ' id ' || id, 0)
+        FROM unnest(ids, are_given) AS draft (id, is_given) WHERE is_given
+        ORDER BY 1
+    );
+END $postbus$;
+
+-- name: lock_append_key
+-- Whether the key is locked for the rest of the transaction. Waits for it as long as *patience* says, such as
+-- '50ms'; NULL: as long as the session's own settings say.
+CREATE OR REPLACE FUNCTION {schema}.lock_append_key(key bigint, is_shared boolean, patience text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $postbus$
+DECLARE
+    own_patience CONSTANT text := current_setting('lock_timeout');
+    has_lock boolean;
+BEGIN
+    has_lock := CASE WHEN is_shared THEN pg_try_advisory_xact_lock_shared(key) ELSE pg_try_advisory_xact_lock(key) END;
+    IF has_lock THEN
+        RETURN true;
+    END IF;
+    BEGIN
+        PERFORM set_config('lock_timeout', coalesce(patience, own_patience), true);
+        IF is_shared THEN
+            PERFORM pg_advisory_xact_lock_shared(key);
+        ELSE
+            PERFORM pg_advisory_xact_lock(key);
+        END IF;
+        PERFORM set_config('lock_timeout', own_patience, true);
+        RETURN true;
+    EXCEPTION WHEN lock_not_available THEN
+        IF patience IS NULL THEN
+            RAISE;
+        END IF;
+        RETURN false;
+    END;
+END $postbus$;
+
+-- name: lock_for_append
+-- Locks the keys in their order, so that no two calls can wait for each other; returns those that are not to be had.
+CREATE OR REPLACE FUNCTION {schema}.lock_for_append(keys bigint[], patience text) RETURNS bigint[]
+LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $postbus$
+DECLARE
+    most_keys CONSTANT integer := 500;
+    gate CONSTANT bigint := hashtextextended(current_schema() || ' gate', 0);
+    busy bigint[] := ARRAY[]::bigint[];
+    key bigint;
+BEGIN
+    -- The server's table of locks is small: whoever needs many closes the gate that all others go through.
+    IF NOT lock_append_key(gate, cardinality(keys) <= most_keys, patience) THEN
+        RETURN keys;
+    END IF;
+    IF cardinality(keys) <= most_keys THEN
+        FOREACH key IN ARRAY keys LOOP
+            -- Others of the group wait meanwhile: patience is for one key only.
+            IF NOT lock_append_key(key, false, CASE WHEN cardinality(busy) > 0 THEN '1ms' ELSE patience END) THEN
+                busy := busy || key;
+            END IF;
+        END LOOP;
+    END IF;
+    RETURN busy;
+END $postbus$;
+
+-- name: append_job
+-- Stores all drafts or none, under the locks of lock_for_append; a number and a version for each, both NULL for a
+-- given id that was there already. A refusal says at which place, counted from 1.
+--
+-- is_repeated: the answer to an earlier call got lost; a made id may be there because of that call.
+-- No scans: a plan that was made while the table was small would be kept when it is large.
+CREATE OR REPLACE FUNCTION {schema}.append_job(
+    ids text[], types text[], payloads text[], metadata text[], moments timestamptz[], are_given boolean[],
+    streams text[], expected_versions bigint[], actors text[], correlations text[], causations text[],
+    schema_versions bigint[], is_repeated boolean,
+    OUT numbers bigint[], OUT versions bigint[], OUT refusal text, OUT refused_place bigint, OUT actual_version bigint
+)
+LANGUAGE plpgsql
+SET search_path = {schema}, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off AS $postbus$
+#variable_conflict use_column
+DECLARE
+    are_new boolean[];
+    new_numbers bigint[];
+    wrong_place bigint;
+    duplicate_place bigint;
+BEGIN
+    SELECT array_agg(is_new ORDER BY place),
+        array_agg(old_number ORDER BY place),
+        array_agg(CASE WHEN is_new THEN version ELSE old_version END ORDER BY place),
+        min(place) FILTER (WHERE is_new AND version - 1 <> expected_version),
+        (array_agg(version - 1 ORDER BY place) FILTER (WHERE is_new AND version - 1 <> expected_version))[1],
+        min(place) FILTER (WHERE is_duplicate)
+    INTO are_new, numbers, versions, wrong_place, actual_version, duplicate_place
+    FROM (
+        SELECT place, is_new, expected_version, old_number, old_version,
+            NOT is_new AND NOT is_given AND NOT coalesce(is_repeated AND is_same, false) AS is_duplicate,
+            CASE WHEN stream IS NOT NULL THEN
+                coalesce((SELECT max(stream_version) FROM events WHERE stream_id = stream), 0)
+                + count(*) FILTER (WHERE is_new) OVER (PARTITION BY stream ORDER BY place)
+            END AS version
+        FROM (
+            SELECT place, stream, expected_version, is_given, is_same,
+                CASE WHEN NOT is_given THEN stored.number END AS old_number,
+                CASE WHEN NOT is_given THEN stored.version END AS old_version,
+                stored.number IS NULL AND row_number() OVER (PARTITION BY id ORDER BY place) = 1 AS is_new
+            FROM unnest(ids, types, moments, are_given, streams, expected_versions) WITH ORDINALITY
+                AS draft (id, type, moment, is_given, stream, expected_version, place)
+            LEFT JOIN LATERAL (
+                SELECT global_sequence AS number, stream_version AS version,
+                    (event_type, created_at, stream_id) IS NOT DISTINCT FROM (type, moment, stream) AS is_same
+                FROM events WHERE events.id = draft.id LIMIT 1
+            ) AS stored ON true
+        ) AS found
+    ) AS judged;
+    refused_place := coalesce(wrong_place, duplicate_place);
+    IF refused_place IS NOT NULL THEN
+        refusal := CASE WHEN wrong_place IS NULL THEN 'duplicate' ELSE 'version' END;
+        RETURN;
+    END IF;
+
+    WITH inserted AS (
+        INSERT INTO events (id, event_type, data, metadata, created_at, stream_id, stream_version, actor_id,
+            correlation_id, causation_id, schema_version)
+        SELECT id, type, payload::json, note::json, moment, stream, version, actor, correlation, causation, form
+        FROM unnest(ids, types, payloads, metadata, moments, streams, versions, actors, correlations, causations,
+            schema_versions, are_new) WITH ORDINALITY AS draft (id, type, payload, note, moment, stream, version,
+            actor, correlation, causation, form, is_new, place)
+        WHERE is_new ORDER BY place
+        RETURNING global_sequence
+    )
+    SELECT array_agg(global_sequence ORDER BY global_sequence) INTO new_numbers FROM inserted;
+    IF cardinality(new_numbers) = cardinality(ids) THEN
+        numbers := new_numbers;
+    ELSE
+        SELECT array_agg(CASE WHEN is_new THEN new_numbers[nth] ELSE old_number END ORDER BY place) INTO numbers
+        FROM (
+            SELECT place, is_new, old_number, count(*) FILTER (WHERE is_new) OVER (ORDER BY place) AS nth
+            FROM unnest(are_new, numbers) WITH ORDINALITY AS draft (is_new, old_number, place)
+        ) AS counted;
+    END IF;
+END $postbus$;
+
+-- name: append_events
+-- Stores the drafts of several jobs, each job whole or not at all; job_ends has the place of the last draft of
+-- each. One row if all are stored, else one row for each job: the place of its first draft, and then what
+-- append_job tells, or 'busy' if others hold a stream or id for longer than *patience*.
+CREATE OR REPLACE FUNCTION {schema}.append_events(
+    job_ends integer[], ids text[], types text[], payloads text[], metadata text[], moments timestamptz[],
+    are_given boolean[], streams text[], expected_versions bigint[], actors text[], correlations text[],
+    causations text[], schema_versions bigint[], is_repeated boolean, patience text
+) RETURNS TABLE (
+    first_place integer, numbers bigint[], versions bigint[], refusal text, refused_place bigint, actual_version bigint
+)
+LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $postbus$
+DECLARE
+    keys CONSTANT bigint[] := append_keys(ids, are_given, streams);
+    busy bigint[] := ARRAY[]::bigint[];
+    f integer := 1;
+    l integer;
+BEGIN
+    -- First: a stream's writers come one after the other before they draw their numbers.
+    IF cardinality(keys) > 0 THEN
+        busy := lock_for_append(keys, patience);
+    END IF;
+    IF cardinality(busy) = 0 THEN
+        -- All at one go, which is nearly always possible.
+        SELECT 1, job.* INTO first_place, numbers, versions, refusal, refused_place, actual_version
+        FROM append_job(ids, types, payloads, metadata, moments, are_given, streams, expected_versions, actors,
+            correlations, causations, schema_versions, is_repeated) AS job;
+        IF refusal IS NULL OR cardinality(job_ends) = 1 THEN
+            RETURN NEXT;
+            RETURN;
+        END IF;
+    END IF;
+    FOREACH l IN ARRAY job_ends LOOP
+        IF append_keys(ids[f:l], are_given[f:l], streams[f:l]) && busy THEN
+            RETURN QUERY SELECT f, NULL::bigint[], NULL::bigint[], 'busy', NULL::bigint, NULL::bigint;
+        ELSE
+            RETURN QUERY SELECT f, job.* FROM append_job(
+                ids[f:l], types[f:l], payloads[f:l], metadata[f:l], moments[f:l], are_given[f:l], streams[f:l],
+                expected_versions[f:l], actors[f:l], correlations[f:l], causations[f:l], schema_versions[f:l],
+                is_repeated
+            ) AS job;
+        END IF;
+        f := l + 1;
+    END LOOP;
+END $postbus$;
+
+-- name: new_event_id
+-- A time-ordered UUID (version 7): random ones are spread all over the index and make it slow.
+CREATE OR REPLACE FUNCTION {schema}.new_event_id() RETURNS text
+LANGUAGE plpgsql VOLATILE SET search_path = {schema}, pg_temp AS $postbus$
+DECLARE
+    milliseconds CONSTANT bigint := floor(extract(epoch FROM clock_timestamp()) * 1000);
+    random CONSTANT bytea := uuid_send(gen_random_uuid());
+    bytes CONSTANT bytea := overlay(random PLACING substring(int8send(milliseconds) FROM 3) FROM 1);
+BEGIN
+    -- Of a random UUID only the version differs: 0100 becomes 0111.
+    RETURN encode(set_bit(set_bit(bytes, 52, 1), 53, 1), 'hex')::uuid::text;
+END $postbus$;
+
+-- name: check_event
+-- What bus.publish checks, as far as the server can.
+CREATE OR REPLACE FUNCTION {schema}.check_event(event_type text, payload text, metadata text, fields text[])
+RETURNS void LANGUAGE plpgsql STABLE SET search_path = {schema}, pg_temp AS $postbus$
+DECLARE
+    flaw text;
+BEGIN
+    IF coalesce(event_type !~ '^[^.*[:space:][:cntrl:]]+([.][^.*[:space:][:cntrl:]]+)*$', true) THEN
+        flaw := format('event type %L is no dotted name such as order.placed', event_type);
+    ELSIF char_length(event_type) > 255 THEN
+        flaw := format('event type %L… is longer than 255 characters', left(event_type, 40));
+    ELSIF octet_length(payload) > 16 * 1024 * 1024 THEN
+        flaw := format('the payload has %s bytes, more than 16 MiB', octet_length(payload));
+    ELSIF octet_length(metadata) > 64 * 1024 THEN
+        flaw := format('the metadata have %s bytes, more than 64 KiB', octet_length(metadata));
+    ELSIF json_typeof(metadata::json) <> 'object' THEN
+        flaw := 'the metadata are no JSON object';
+    ELSIF EXISTS (SELECT FROM json_each(metadata::json) WHERE json_typeof(value) <> 'string') THEN
+        flaw := 'the metadata have a value that is no string';
+    ELSIF EXISTS (SELECT FROM unnest(fields) AS field WHERE field !~ '^[^[:cntrl:]]+$' OR char_length(field) > 255) THEN
+        flaw := 'an id is not a text of 1 to 255 printable characters';
+    END IF;
+    IF flaw IS NOT NULL THEN
+        RAISE EXCEPTION '%; nothing was stored', flaw USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    -- The type jsonb refuses what no reader could make sense of: NUL characters and half a surrogate pair.
+    PERFORM payload::jsonb, metadata::jsonb;
+END $postbus$;
+
+-- name: publish
+-- Publishes one event in the transaction of the caller, from any client in any language; returns its global
+-- sequence. A given event_id is stored once: for one that is there, the number that it has. A stream that is not at
+-- expected_version raises SQLSTATE PB001. Notifies at the commit; NOTIFY makes PREPARE TRANSACTION fail, so a
+-- transaction that is to be prepared says notify => false, and readers find the event when they poll.
+CREATE OR REPLACE FUNCTION {schema}.publish(
+    event_type text, payload text DEFAULT 'null', metadata text DEFAULT NULL, stream_id text DEFAULT NULL,
+    expected_version bigint DEFAULT NULL, event_id text DEFAULT NULL, actor_id text DEFAULT NULL,
+    correlation_id text DEFAULT NULL, causation_id text DEFAULT NULL, schema_version bigint DEFAULT NULL,
+    notify boolean DEFAULT true
+) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = {schema}, pg_temp SET enable_seqscan = off AS $postbus$
+#variable_conflict use_variable
+DECLARE
+    number bigint;
+    stored record;
+BEGIN
+    payload := coalesce(payload, 'null');
+    PERFORM check_event(
+        event_type, payload, metadata, ARRAY[stream_id, event_id, actor_id, correlation_id, causation_id]
+    );
+    IF expected_version IS NOT NULL AND stream_id IS NULL OR expected_version < 0 OR schema_version < 1 THEN
+        RAISE EXCEPTION
+            'expected_version needs a stream_id and is 0 or more; schema_version is 1 or more; nothing was stored'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT * INTO stored FROM append_events(
+        ARRAY[1], ARRAY[coalesce(event_id, new_event_id())], ARRAY[event_type], ARRAY[payload], ARRAY[metadata],
+        ARRAY[clock_timestamp()], ARRAY[event_id IS NOT NULL], ARRAY[stream_id], ARRAY[expected_version],
+        ARRAY[actor_id], ARRAY[correlation_id], ARRAY[causation_id], ARRAY[schema_version], false, NULL
+    );
+    IF stored.refusal IS NOT NULL THEN
+        RAISE EXCEPTION 'stream % is at version %, expected %; nothing was stored',
+            quote_literal(stream_id), stored.actual_version, expected_version
+            USING ERRCODE = 'PB001', HINT = 'Read the stream again and decide anew.';
+    END IF;
+    number := stored.numbers[1];
+    IF number IS NULL THEN
+        SELECT global_sequence INTO number FROM events WHERE id = event_id;
+    ELSIF notify THEN
+        PERFORM pg_notify(postbus_channel(), number::text);
+    END IF;
+    RETURN number;
+END $postbus$;
+
+-- name: publish_json
+-- The payload as json.
+CREATE OR REPLACE FUNCTION {schema}.publish(
+    event_type text, payload json, metadata json DEFAULT NULL, stream_id text DEFAULT NULL,
+    expected_version bigint DEFAULT NULL, event_id text DEFAULT NULL, actor_id text DEFAULT NULL,
+    correlation_id text DEFAULT NULL, causation_id text DEFAULT NULL, schema_version bigint DEFAULT NULL,
+    notify boolean DEFAULT true
+) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = {schema}, pg_temp AS $postbus$
+BEGIN
+    RETURN publish(event_type, payload::text, metadata::text, stream_id, expected_version, event_id, actor_id,
+        correlation_id, causation_id, schema_version, notify);
+END $postbus$;
+
+-- name: publish_jsonb
+-- The payload as jsonb.
+CREATE OR REPLACE FUNCTION {schema}.publish(
+    event_type text, payload jsonb, metadata jsonb DEFAULT NULL, stream_id text DEFAULT NULL,
+    expected_version bigint DEFAULT NULL, event_id text DEFAULT NULL, actor_id text DEFAULT NULL,
+    correlation_id text DEFAULT NULL, causation_id text DEFAULT NULL, schema_version bigint DEFAULT NULL,
+    notify boolean DEFAULT true
+) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = {schema}, pg_temp AS $postbus$
+BEGIN
+    RETURN publish(event_type, payload::text, metadata::text, stream_id, expected_version, event_id, actor_id,
+        correlation_id, causation_id, schema_version, notify);
+END $postbus$;

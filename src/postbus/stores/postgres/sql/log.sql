@@ -1,0 +1,214 @@
+-- The first blocks are parts of the statements below, which name them in braces.
+
+-- name: event_columns
+-- An event as rows.py reads it. What most events lack is one column: reading it as seven would take longer.
+-- JSON comes as text, because a pool of the user's may decode it in its own way. Moments beyond what Python
+-- knows are drawn in, because the driver would fail on the whole page.
+e.global_sequence, e.id, e.event_type, e.data::text,
+    least(greatest(e.created_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),
+    e.stream_id, e.stream_version,
+    CASE WHEN num_nonnulls(e.metadata, e.actor_id, e.purger_id, e.purged_at, e.correlation_id,
+        e.causation_id, e.schema_version) > 0
+    THEN json_build_array(e.metadata::text, e.actor_id, e.purger_id, e.purged_at, e.correlation_id,
+        e.causation_id, e.schema_version)::text END;
+
+-- name: server
+-- Names one start of one server, whatever the session's time zone is. A server that has recovered from the
+-- crash of one of its processes counts as another one, because it may have lost commits that did not wait for
+-- the disk: it is still the same process, but its statistics begin anew. (Up to version 14 they are read from
+-- a file, which would take longer than all the rest; there the loss of the session has to be enough.)
+concat(extract(epoch FROM pg_postmaster_start_time()), '/',
+    CASE WHEN current_setting('server_version_num')::integer >= 150000
+    THEN extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()) END);
+
+-- name: head
+coalesce((SELECT max(global_sequence) FROM {schema}.events), 0);
+
+-- name: after
+-- In a SELECT the planner does not look at it: a plan for any number is as good as one for this number, and
+-- need not be made anew each time.
+(SELECT $1::bigint);
+
+-- name: and_wanted
+-- $5: exact types, $6: a regular expression for all others, or NULL.
+AND (event_type = ANY((SELECT $5::text[])::text[]) OR event_type ~ (SELECT $6::text));
+
+-- name: and_in_slice
+AND global_sequence <= (SELECT last FROM slice);
+
+-- name: room
+-- How many events after $1 go into the page: at most $2, and not much more than 2 MiB as they are stored,
+-- which is about 8 MiB of JSON. What is stored outside of the rows is not read for that.
+-- Limits are constants wherever the planner has to know them, whatever it knows of the table.
+WITH next AS NOT MATERIALIZED (
+    SELECT global_sequence, coalesce(pg_column_size(data), 0) AS size
+    FROM (
+        SELECT global_sequence, data FROM {schema}.events
+        WHERE global_sequence > {after} {and_in_slice} {and_wanted}
+        ORDER BY global_sequence LIMIT 1000
+    ) AS next
+    LIMIT $2::bigint
+)
+SELECT CASE WHEN (SELECT sum(size) FROM next) > 2097152 THEN (
+    SELECT count(*) FROM (
+        SELECT sum(size) OVER (
+            ORDER BY global_sequence ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ) AS size_before FROM next
+    ) AS sizes WHERE size_before IS NULL OR size_before < 2097152
+) ELSE $2::bigint END AS row_count;
+
+-- name: rows_after
+SELECT * FROM (
+    SELECT {event_columns} FROM {schema}.events AS e
+    WHERE global_sequence > {after} {and_in_slice} {and_wanted}
+    ORDER BY global_sequence LIMIT 1000
+) AS e
+LIMIT (SELECT row_count FROM room);
+
+-- name: filled
+-- The events that have appeared in the gaps ($3: first numbers, $4: last numbers, in order), and which of
+-- them fit into the page. A gap may be huge, and so may be what one late transaction has filled it with.
+-- Gaps are looked into one after the other, so the first events that are found are those to begin with.
+-- The upper bound is written in a way of which the planner expects many rows, so that it reads them in order
+-- instead of sorting them all.
+SELECT global_sequence, row_number() OVER in_order <= 1000 AND coalesce(
+    sum(size) OVER (in_order ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0
+) < 2097152 AS fits
+FROM (
+    SELECT e.global_sequence, coalesce(pg_column_size(e.data), 0) AS size
+    FROM unnest((SELECT $3::bigint[]), (SELECT $4::bigint[])) AS gap (first, last) CROSS JOIN LATERAL (
+        SELECT global_sequence, data FROM {schema}.events
+        WHERE global_sequence >= gap.first AND (global_sequence, 0) <= (gap.last, 0) {and_wanted}
+        ORDER BY global_sequence LIMIT 1001
+    ) AS e
+    LIMIT 1001
+) AS e
+WINDOW in_order AS (ORDER BY global_sequence);
+
+-- name: filled_rows
+SELECT {event_columns} FROM filled JOIN {schema}.events AS e USING (global_sequence)
+WHERE fits ORDER BY e.global_sequence LIMIT 1000;
+
+-- name: is_cut
+EXISTS (SELECT FROM filled WHERE NOT fits);
+
+-- Here the statements begin.
+
+-- name: read_page
+-- At most $2 events after the number $1, in order. The first row is none: it has the highest number of the
+-- log and tells which server answers.
+WITH room AS MATERIALIZED ({room})
+SELECT {head}, NULL, {server}, NULL, NULL::timestamptz, NULL, NULL::bigint, NULL
+UNION ALL ({rows_after});
+
+-- name: read_page_and_gaps
+-- The same with the events in the open gaps before it, as of the same moment because it is one statement. If
+-- there are more than fit, the first row says so and nothing comes after them.
+WITH filled AS MATERIALIZED ({filled}), room AS MATERIALIZED ({room})
+SELECT {head}, NULL, {server}, NULL, NULL::timestamptz, ({is_cut})::text, NULL::bigint, NULL
+UNION ALL ({filled_rows})
+UNION ALL (SELECT * FROM ({rows_after}) AS e WHERE NOT {is_cut});
+
+-- name: read_wanted_page
+-- The same with only events of wanted types, out of the next 2000. The first row has two more facts: how many
+-- events there is room for and the last number looked at. After it come rows without an id for the numbers
+-- that are missing, from first to last.
+WITH slice AS MATERIALIZED (
+    SELECT count(*) AS row_count, max(global_sequence) AS last FROM (
+        SELECT global_sequence FROM {schema}.events WHERE global_sequence > {after}
+        ORDER BY global_sequence LIMIT 2000
+    ) AS numbers
+), filled AS MATERIALIZED ({filled}), room AS MATERIALIZED ({room})
+SELECT {head}, NULL, {server}, NULL, NULL::timestamptz, ({is_cut})::text,
+    (SELECT row_count FROM room), (SELECT last FROM slice)::text
+UNION ALL (
+    SELECT previous + 1, NULL, NULL, NULL, NULL, NULL, global_sequence - 1, NULL
+    FROM (
+        SELECT global_sequence, lag(global_sequence, 1, {after}) OVER (ORDER BY global_sequence) AS previous
+        FROM (
+            SELECT global_sequence FROM {schema}.events WHERE global_sequence > {after}
+            ORDER BY global_sequence LIMIT 2000
+        ) AS numbers
+    ) AS numbers
+    WHERE (SELECT last - {after} > row_count FROM slice) AND global_sequence > previous + 1
+    ORDER BY global_sequence
+)
+UNION ALL ({filled_rows})
+UNION ALL (SELECT * FROM ({rows_after}) AS e WHERE NOT {is_cut});
+
+-- name: sample_writers
+-- One statement: its snapshot (high) is older than its look at the locks (holders). The gap rule is sound
+-- only in this order. nextval() locks the sequence until its transaction has ended, prepared or not.
+SELECT {server} AS server, {head} AS high,
+    coalesce((
+        SELECT array_agg(DISTINCT virtualtransaction) FROM pg_locks
+        WHERE locktype = 'relation' AND relation = (SELECT to_regclass($1::text))
+            AND mode = 'RowExclusiveLock' AND granted
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    ), ARRAY[]::text[]) AS holders,
+    pg_is_in_recovery() AS is_standby, numbers.seqcache, numbers.seqincrement, numbers.seqcycle
+FROM (SELECT) AS always LEFT JOIN pg_sequence AS numbers ON numbers.seqrelid = to_regclass($1::text);
+
+-- name: read_open_writers
+-- All but this session. A prepared transaction belongs to no session; it is known by the lock on its own id.
+-- What the role may not see of another's transaction is NULL.
+WITH locks AS MATERIALIZED (SELECT * FROM pg_locks)
+SELECT writer.pid, activity.application_name, prepared.gid,
+    coalesce(
+        extract(epoch FROM clock_timestamp() - coalesce(prepared.prepared, activity.xact_start)), 0
+    )::float8 AS age_seconds
+FROM locks AS writer
+LEFT JOIN pg_stat_activity AS activity ON activity.pid = writer.pid
+LEFT JOIN locks AS own ON writer.pid IS NULL AND own.pid IS NULL AND own.locktype = 'transactionid'
+    AND own.mode = 'ExclusiveLock' AND own.virtualtransaction = writer.virtualtransaction
+LEFT JOIN pg_prepared_xacts AS prepared ON prepared.transaction = own.transactionid
+WHERE writer.locktype = 'relation' AND writer.relation = (SELECT to_regclass($1::text))
+    AND writer.mode = 'RowExclusiveLock' AND writer.granted
+    AND writer.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND writer.virtualtransaction NOT LIKE '%/0' AND writer.pid IS DISTINCT FROM pg_backend_pid()
+ORDER BY age_seconds DESC, writer.pid;
+
+-- name: read_missing
+-- The numbers up to $1 that are not visible, from first to last, the newest first; looks at 100000 rows. The
+-- first row tells down to which number.
+WITH numbers AS MATERIALIZED (
+    SELECT global_sequence FROM {schema}.events WHERE global_sequence <= $1
+    ORDER BY global_sequence DESC LIMIT 100000
+), bottom AS MATERIALIZED (
+    SELECT CASE WHEN count(*) = 100000 THEN min(global_sequence) ELSE 0 END AS number FROM numbers
+)
+SELECT number, NULL::bigint FROM bottom
+UNION ALL (
+    SELECT number + 1, above - 1 FROM (
+        SELECT number, lag(number, 1, $1::bigint + 1) OVER (ORDER BY number DESC) AS above
+        FROM (SELECT global_sequence AS number FROM numbers UNION SELECT number FROM bottom) AS numbers
+    ) AS numbers
+    WHERE above > number + 1 ORDER BY number DESC
+);
+
+-- name: read_head
+SELECT {head};
+
+-- name: read_position_at
+-- No index: it would cost every publish, and this is asked once in the life of a subscriber.
+SELECT coalesce((
+    SELECT global_sequence - 1 FROM {schema}.events WHERE created_at >= $1 ORDER BY global_sequence LIMIT 1
+), {head});
+
+-- name: read_event
+SELECT {event_columns} FROM {schema}.events AS e WHERE id = $1;
+
+-- name: read_stream
+SELECT {event_columns} FROM {schema}.events AS e
+WHERE stream_id = $1 AND stream_version BETWEEN $2 AND $3 ORDER BY stream_version;
+
+-- name: lock_event
+-- Whoever buries the event at this moment comes before or after.
+SELECT 1 FROM {schema}.events WHERE id = $1 FOR NO KEY UPDATE;
+
+-- name: purge_event
+UPDATE {schema}.events SET data = NULL, purger_id = $2, purged_at = $3 WHERE id = $1 AND purged_at IS NULL;
+
+-- name: purge_event_from_dead_letters
+UPDATE {schema}.event_bus_dlq SET payload = NULL, purger_id = $2, purged_at = $3
+WHERE event_id = $1 AND purged_at IS NULL;

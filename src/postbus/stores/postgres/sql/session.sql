@@ -1,0 +1,24 @@
+-- name: probe
+-- A notification to ourselves: what comes back has passed through the listener.
+SELECT pg_notify($1, $2)
+
+-- name: clear_queue
+-- A queue of notifications that ran full stays full, however long its slowest listener is gone, until
+-- somebody asks how full it is: only then the server looks what it can throw away.
+SELECT pg_notification_queue_usage()
+
+-- name: end_when_silent
+-- The server ends a session whose host has vanished, and with it the locks: standbys can take over.
+SELECT set_config('idle_session_timeout', $1, false)
+
+-- name: end_when_idle
+-- The server ends a transaction whose host has vanished, and with it the locks on its rows.
+SET LOCAL idle_in_transaction_session_timeout = '15s'
+
+-- name: lock
+-- Held until it is released or the session ends; on a standby nobody is the holder of anything.
+SELECT CASE WHEN pg_is_in_recovery() THEN false ELSE pg_try_advisory_lock($1::int, $2::int) END
+
+-- name: unlock
+-- The notification has the standbys try at once.
+SELECT pg_advisory_unlock($1::int, $2::int), pg_notify($3, '')

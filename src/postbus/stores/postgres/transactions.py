@@ -1,0 +1,259 @@
+"""Handlers that work inside the transaction in which their subscriber's checkpoint moves."""
+
+import asyncio
+import inspect
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+import asyncpg
+
+from postbus.errors import SubscriberFencedError, TransactionEndedError, TransactionFailedError
+from postbus.events import (
+    BatchOutcome,
+    Event,
+    Gap,
+    GlobalSequence,
+    LogPosition,
+    RetryOutcome,
+    SubscriberId,
+)
+from postbus.stores.postgres.burials import note_retry
+from postbus.stores.postgres.database import Database
+from postbus.stores.postgres.lent import TimedConnection
+from postbus.stores.postgres.pool import Connection, is_gone
+from postbus.stores.postgres.saving import gaps_to_array
+from postbus.stores.postgres.translation import DRIVER_ERRORS
+
+# What the driver raises when the connection is gone; it may also lose count of its own state.
+_CONNECTION_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+)
+# What is wrong with the server or its machine, and not with the handler.
+_OF_THE_STORE = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.PostgresSystemError,
+)
+_PROBE_SECONDS = 2.0
+# How much longer than its time a handler may leave the transaction idle until the server ends it.
+_GRACE_SECONDS = 5.0
+# In milliseconds: what the server takes.
+_LONGEST_PATIENCE = 2**31 - 1
+
+
+class _UndoneError(Exception):
+    """Rolls a transaction back because of one of its first *suspect_count* events."""
+
+    def __init__(self, suspect_count: int, error: BaseException, *, is_last: bool) -> None:
+        super().__init__(suspect_count)
+        self.suspect_count, self.error = suspect_count, error
+        # Whether it is known to be the last of them.
+        self.is_certain = is_last or suspect_count == 1
+
+
+@dataclass(kw_only=True, slots=True)
+class Batch:
+    """Events for one handler."""
+
+    database: Database
+    queries: Mapping[str, str]
+    subscriber_id: SubscriberId
+    epoch: int
+    events: Sequence[Event]
+    handle: Callable[[Event, Any], Any]
+    reached: Callable[[int], LogPosition]
+    timeout: float
+    time_budget: float
+    retried: str | None
+    now: datetime
+
+    async def run(self) -> BatchOutcome:
+        """Call the handler for one event after the other, and move the checkpoint behind the last of them."""
+        events, error, time_budget = self.events, None, self.time_budget
+        while True:
+            try:
+                done_count = await self._run_once(events, time_budget)
+            except _UndoneError as undone:
+                # The effects of the events before are undone as well: they have to be made again.
+                if undone.is_certain:
+                    # All of them, although time may be up: else the failure would be forgotten, and its
+                    # event be handled more often than it has attempts.
+                    events, error, time_budget = events[: undone.suspect_count - 1], undone.error, math.inf
+                else:
+                    # The events after the half come next time: so the one that did it is found.
+                    events, error = events[: undone.suspect_count // 2], None
+            else:
+                return BatchOutcome(done_count, error if done_count == len(events) else None)
+
+    async def _run_once(self, events: Sequence[Event], time_budget: float) -> int:
+        """How many of the events were processed; none of them has been if this raises."""
+        async with self.database.handler_transaction() as connection:
+            # The statements of handlers take the time that handlers are given; our own are short.
+            ours = cast(Connection, TimedConnection(connection))
+            is_processed = await self._take_checkpoint(ours)
+            if not events:
+                return 0
+            await ours.execute(self.queries["guard_transaction"])
+            done_count = await self._call_handlers(connection, events, is_processed, time_budget)
+            try:
+                await self._finish(ours, events[:done_count])
+            except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                if is_gone(connection) or _is_of_the_store(error):
+                    raise
+                raise _UndoneError(done_count, self._blame(error), is_last=False) from error
+        return done_count
+
+    async def _take_checkpoint(self, connection: Connection) -> Callable[[Event], bool]:
+        """Lock it for this transaction; which events were processed in one whose answer got lost."""
+        patience = min((self.timeout + self.time_budget + _GRACE_SECONDS) * 1000, _LONGEST_PATIENCE)
+        row = await connection.fetchrow(
+            self.queries["lock_checkpoint"], self.subscriber_id, self.epoch, str(int(patience))
+        )
+        if row is None:
+            raise SubscriberFencedError(self.subscriber_id, self.epoch)
+        if self.retried is None:
+            position, head, gaps, _ = row
+            return _Processed(position, position if head is None else head, gaps)
+        is_resolved: bool = await connection.fetchval(
+            self.queries["is_resolved_by_subscriber"], self.retried, self.subscriber_id
+        )
+        return lambda _: is_resolved
+
+    async def _call_handlers(
+        self,
+        connection: Connection,
+        events: Sequence[Event],
+        is_processed: Callable[[Event], bool],
+        time_budget: float,
+    ) -> int:
+        # Not the clock of the store: that is not for measuring how long code takes.
+        ends_at = time.monotonic() + time_budget
+        for done_count, event in enumerate(events, 1):
+            if not is_processed(event):
+                error = await self._call(event, connection)
+                if error is not None or is_gone(connection) or not connection.is_in_transaction():
+                    raise await self._undone(connection, done_count, error)
+            if time.monotonic() >= ends_at:
+                return done_count
+        return len(events)
+
+    async def _call(self, event: Event, connection: Connection) -> BaseException | None:
+        """Why the event must take no effect, or None."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancel_count = task.cancelling()
+        error: BaseException | None = None
+        ends_at = time.monotonic() + self.timeout
+        limit: asyncio.Timeout | None = None
+        try:
+            result = self.handle(event, connection)
+            if inspect.isawaitable(result):
+                async with asyncio.timeout(self.timeout) as limit:
+                    await result
+        except Exception as raised:
+            # A user's code ends here: whatever it raised is this event's.
+            error = raised
+        except asyncio.CancelledError as raised:
+            # Of something that the handler waited for, or else of ourselves.
+            if task.cancelling() > cancel_count:
+                raise
+            error = raised
+        # Also if it did not mind that it was cancelled, or has held up the event loop.
+        if (limit is not None and limit.expired()) or time.monotonic() >= ends_at:
+            return TimeoutError(f"handler took longer than {self.timeout:g} s and was cancelled")
+        return error
+
+    async def _undone(
+        self, connection: Connection, suspect_count: int, error: BaseException | None
+    ) -> BaseException:
+        """Why to roll back after the last of so many events: an error of the store, or a handler's."""
+        loss = await self._find_loss(connection, error)
+        if loss is not None:
+            return loss
+        # The statement that failed first may be one of an earlier handler, who did not mind.
+        is_last = not isinstance(error, asyncpg.InFailedSQLTransactionError)
+        is_ended = not is_gone(connection) and not connection.is_in_transaction()
+        if error is None or (is_ended and not isinstance(error, TimeoutError)):
+            error = TransactionEndedError(self.subscriber_id)
+        return _UndoneError(suspect_count, error, is_last=is_last)
+
+    async def _find_loss(self, connection: Connection, error: BaseException | None) -> BaseException | None:
+        """The error of the store that is behind a handler's error, if there is one."""
+        if is_gone(connection):
+            # Else it is the handler who has closed it, or has left it idle for too long.
+            is_lost = isinstance(error, _CONNECTION_LOST) and not isinstance(error, TimeoutError)
+            return error if is_lost or _is_of_the_store(error) else None
+        if isinstance(error, TimeoutError):
+            silence = await self._probe(connection)
+            return silence if isinstance(silence, _CONNECTION_LOST) else None
+        # The handler may use connections of its own, to other servers.
+        if _is_of_the_store(error) and await self._probe(connection) is not None:
+            return error
+        return None
+
+    async def _probe(self, connection: Connection) -> Exception | None:
+        """Why the transaction can't go on, if so."""
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                await connection.execute(self.queries["probe_transaction"])
+        except DRIVER_ERRORS as error:
+            return error
+        return None
+
+    async def _finish(self, connection: Connection, done: Sequence[Event]) -> None:
+        await connection.execute(self.queries["end_guard"])
+        if self.retried is not None:
+            resolved = RetryOutcome(self.retried, None)
+            await note_retry(connection, self.queries, self.subscriber_id, resolved, self.now)
+            return
+        position = self.reached(len(done))
+        await connection.execute(
+            self.queries["advance_checkpoint"],
+            self.subscriber_id,
+            position.contiguous,
+            position.head,
+            gaps_to_array(position.open),
+            done[-1].id,
+            self.now,
+        )
+
+    def _blame(self, error: BaseException) -> BaseException:
+        """What a handler is told that has left the transaction in this state."""
+        if isinstance(error, asyncpg.InFailedSQLTransactionError):
+            return TransactionFailedError(self.subscriber_id)
+        if isinstance(error, asyncpg.InvalidCursorNameError):
+            # The guard went with the transaction it was declared in.
+            return TransactionEndedError(self.subscriber_id)
+        return error
+
+
+class _Processed:
+    """Whether a checkpoint shows an event as processed."""
+
+    __slots__ = ("_gaps", "_head", "_position")
+
+    def __init__(self, position: int, head: int, gaps: Sequence[int]) -> None:
+        open_gaps = tuple(map(Gap, gaps[::2], gaps[1::2]))
+        # If they do not belong together, such as after somebody moved the position by hand, that counts.
+        is_whole = LogPosition(GlobalSequence(head), open_gaps).contiguous == position
+        self._position, self._head = position, head if is_whole else position
+        self._gaps = open_gaps
+
+    def __call__(self, event: Event) -> bool:
+        sequence = event.global_sequence
+        assert sequence is not None, "only stored events are delivered"
+        if sequence > self._head:
+            return False
+        return sequence <= self._position or not any(gap.first <= sequence <= gap.last for gap in self._gaps)
+
+
+def _is_of_the_store(error: BaseException | None) -> bool:
+    return isinstance(error, _OF_THE_STORE) and not isinstance(error, asyncpg.QueryCanceledError)

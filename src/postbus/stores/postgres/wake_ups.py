@@ -1,0 +1,163 @@
+"""Wake-ups between the buses of one schema: NOTIFY for the others, a call for this process."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from postbus.errors import StoreError
+from postbus.stores.postgres.database import Database
+from postbus.stores.postgres.migrations import create_notify_trigger
+from postbus.stores.postgres.pool import CLOSE_SECONDS, Connection
+
+logger = logging.getLogger("postbus")
+
+NotifyMode = Literal["after_commit", "trigger", "off"]
+
+# Publishers that come one after the other share a notification: each costs a statement of its own.
+_SECONDS_BETWEEN = 0.002
+_SHORTEST_LOOK = 0.005
+_LONGEST_LOOK = 0.5
+_GIVEN_UP_AFTER = 60.0
+# How many of our own notifications may be on their way back.
+_MOST_ECHOES = 64
+
+
+class WakeUps:
+    """Tells the watchers that the log may have grown. Nothing raises: polling remains."""
+
+    def __init__(self, database: Database, mode: NotifyMode = "after_commit") -> None:
+        self._database = database
+        self._mode = mode
+        self._queries = database.queries("wake_ups.sql")
+        self._watchers: list[Callable[[], None]] = []
+        self._head = 0
+        self._is_wake_scheduled = False
+        self._unsent: int | None = None
+        self._sender: asyncio.Task[None] | None = None
+        self._echoes: deque[int] = deque(maxlen=_MOST_ECHOES)
+        self._has_warned = False
+        # Numbers of transactions that are not ours, with the moment at which they are given up.
+        self._foreign: dict[int, float] = {}
+        self._looker: asyncio.Task[None] | None = None
+        self._look_wait = _SHORTEST_LOOK
+        database.session.on_notification(self._hear)
+        if mode == "trigger":
+            database.at_open(self._create_trigger)
+
+    @property
+    def known_head(self) -> int:
+        """The highest number that this process has noticed."""
+        return self._head
+
+    def note_head(self, sequence: int) -> None:
+        """This number was seen; nobody is woken."""
+        if sequence > self._head:
+            self._head = sequence
+
+    def watch(self, on_append: Callable[[], None]) -> None:
+        """Call this in the event loop when the log may have grown. Several may watch."""
+        self._watchers.append(on_append)
+
+    def unwatch(self, on_append: Callable[[], None]) -> None:
+        """Do not call it any more. Idempotent."""
+        if on_append in self._watchers:
+            self._watchers.remove(on_append)
+
+    def wake(self) -> None:
+        """Wake this process's watchers, once for all wake-ups of this turn of the event loop."""
+        if not self._is_wake_scheduled and self._watchers:
+            self._is_wake_scheduled = True
+            asyncio.get_running_loop().call_soon(self._wake_now)
+
+    def announce(self, sequence: int) -> None:
+        """This number is committed: wake this process's watchers now and the other processes soon."""
+        self.note_head(sequence)
+        self.wake()
+        if self._mode == "after_commit":
+            self._unsent = sequence if self._unsent is None else max(self._unsent, sequence)
+            if self._sender is None:
+                self._sender = asyncio.create_task(self._send())
+
+    def watch_foreign(self, sequences: Sequence[int]) -> None:
+        """Announce these numbers of a caller's own transaction as soon as they are visible."""
+        if self._mode == "trigger":
+            # The trigger does it at their commit, for this process too.
+            return
+        given_up_at = asyncio.get_running_loop().time() + _GIVEN_UP_AFTER
+        self._foreign.update(dict.fromkeys(sequences, given_up_at))
+        self._look_wait = _SHORTEST_LOOK
+        if self._foreign and self._looker is None:
+            self._looker = asyncio.create_task(self._look())
+
+    async def close(self) -> None:
+        """Send what is waiting, forget the watchers. Idempotent; before the database closes."""
+        self._watchers.clear()
+        if (looker := self._looker) is not None:
+            looker.cancel()
+            await asyncio.wait([looker])
+        if (sender := self._sender) is not None:
+            await asyncio.wait([sender], timeout=CLOSE_SECONDS)
+            sender.cancel()
+            await asyncio.wait([sender])
+
+    def _wake_now(self) -> None:
+        self._is_wake_scheduled = False
+        for on_append in list(self._watchers):
+            on_append()
+
+    def _hear(self, sequence: int | None) -> None:
+        if sequence is not None:
+            if sequence in self._echoes:
+                # From this process, whose watchers know.
+                self._echoes.remove(sequence)
+                return
+            self.note_head(sequence)
+        self.wake()
+
+    async def _send(self) -> None:
+        try:
+            while self._unsent is not None:
+                sequence, self._unsent = self._unsent, None
+                await self._notify(sequence)
+                await asyncio.sleep(_SECONDS_BETWEEN)
+        finally:
+            self._sender = None
+
+    async def _notify(self, sequence: int) -> None:
+        self._echoes.append(sequence)
+        try:
+            await self._database.execute(self._queries["notify"], self._database.channel, str(sequence))
+        except StoreError as error:
+            self._echoes.remove(sequence)
+            log = logger.debug if self._has_warned else logger.warning
+            self._has_warned = True
+            log("other processes can't be notified of new events, they have to poll: %s", error)
+        else:
+            self._has_warned = False
+
+    async def _look(self) -> None:
+        try:
+            while self._foreign:
+                await asyncio.sleep(self._look_wait)
+                self._look_wait = min(self._look_wait * 2, _LONGEST_LOOK)
+                await self._look_once()
+        finally:
+            self._looker = None
+
+    async def _look_once(self) -> None:
+        try:
+            rows = await self._database.fetch(self._queries["visible"], list(self._foreign))
+        except StoreError as error:
+            logger.debug("can't look for events of other transactions: %s", error)
+            rows = []
+        for row in rows:
+            del self._foreign[row[0]]
+            self.announce(row[0])
+        now = asyncio.get_running_loop().time()
+        for sequence in [each for each, given_up_at in self._foreign.items() if given_up_at <= now]:
+            del self._foreign[sequence]
+
+    async def _create_trigger(self, connection: Connection) -> None:
+        await create_notify_trigger(connection, self._database.schema)

@@ -1,0 +1,518 @@
+"""PgEventLog: gaps, filters, large payloads and what other programs write, on a real server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from itertools import product
+
+import msgspec
+import pytest
+
+from postbus.errors import EventNotFoundError, InvalidConfigError
+from postbus.events import Event, EventStatus, Gap, GlobalSequence, UndecodablePayload
+from postbus.policy.gaps import SubscriberState
+from postbus.policy.patterns import TypeFilter, matches
+from postbus.stores.postgres import PgEventStore
+from postbus.stores.postgres.type_conditions import type_condition
+from postbus.testing import ManualClock
+from tests.contracts.steps import MAIL, NOON, append, bury, is_called_soon, make_draft, sequence_of
+from tests.postgres.databases import Databases
+from tests.postgres.server import Server
+from tests.postgres.steps import Session
+from tests.stores.checkpoint_steps import START, make_database, until_waiting_for_lock
+from tests.stores.log_steps import insert, numbers_of, open_log, open_writer, position
+
+ORDERS = TypeFilter(["order.*"])
+_ROUNDS = 40
+_MATCHED = (
+    "SELECT type FROM unnest($1::text[]) WITH ORDINALITY AS given (type, place) "
+    "WHERE type = ANY($2::text[]) OR type ~ $3 ORDER BY place"
+)
+
+
+@pytest.fixture
+async def postgres_dsn(databases: Databases) -> AsyncIterator[str]:
+    async with make_database(databases) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def store(postgres_dsn: str) -> AsyncIterator[PgEventStore]:
+    async with open_log(postgres_dsn, ManualClock()) as store:
+        yield store
+
+
+@pytest.fixture
+async def writer(store: PgEventStore, postgres_dsn: str) -> AsyncIterator[Session]:
+    """Another program."""
+    async with open_writer(postgres_dsn) as writer:
+        yield writer
+
+
+@pytest.mark.parametrize("wanted", [None, ORDERS], ids=["all", "of some types"])
+class TestGaps:
+    async def test_numbers_that_are_not_visible_are_missing(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """In ranges, those right after the position too, and none beyond the last event."""
+        await insert(writer, [3, 4, 7, 11])
+        await writer.execute("SELECT nextval('events_global_sequence_seq')")
+        page = await store.log.read(START, 10, wanted)
+
+        assert (numbers_of(page), page.up_to) == ([3, 4, 7, 11], 11)
+        assert page.missing == (Gap(1, 2), Gap(5, 6), Gap(8, 10))
+
+    async def test_a_page_tells_only_of_what_it_goes_up_to(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """The rest is told by the next page."""
+        await insert(writer, [1, 3, 5, 9])
+        first = await store.log.read(START, 2, wanted)
+        second = await store.log.read(position(first.up_to), 10, wanted)
+
+        assert (numbers_of(first), first.up_to, first.missing) == ([1, 3], 3, (Gap(2, 2),))
+        assert (numbers_of(second), second.missing) == ([5, 9], (Gap(4, 4), Gap(6, 8)))
+
+    async def test_what_has_appeared_in_the_open_gaps_comes_first(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """All of it, and the limit is for what comes after the head."""
+        await insert(writer, [2, 5, 6, 10, 11, 12])
+        page = await store.log.read(position(10, (1, 3), (5, 8)), 1, wanted)
+
+        assert (numbers_of(page), page.up_to) == ([2, 5, 6, 11], 11)
+        assert (page.missing, page.is_cut) == ((), False)
+
+    async def test_the_limit_0_reads_only_the_open_gaps(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """For a subscriber that has too many of them."""
+        await insert(writer, [2, 5, 6, 9])
+        page = await store.log.read(position(5, (1, 3)), 0, wanted)
+
+        assert (numbers_of(page), page.up_to, page.missing) == ([2], 5, ())
+
+    async def test_at_the_end_of_the_log_a_page_goes_nowhere_although_gaps_were_filled(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """The end is the end."""
+        await insert(writer, [1, 2, 3])
+        page = await store.log.read(position(3, (2, 2)), 10, wanted)
+
+        assert (numbers_of(page), page.up_to, page.is_cut) == ([2], 3, False)
+
+    async def test_more_events_in_the_gaps_than_fit_are_read_page_by_page(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """Such a page says that it is cut, has the first of them, and nothing from beyond the head."""
+        await insert(writer, [*range(1, 1500), 1501])
+        await insert(writer, [1502])
+        first = await store.log.read(position(1501, (1, 1500)), 10, wanted)
+        second = await store.log.read(position(1501, (1001, 1500)), 10, wanted)
+
+        assert (numbers_of(first), first.up_to) == (list(range(1, 1001)), 1501)
+        assert (first.is_cut, first.missing) == (True, ())
+        assert numbers_of(second) == [*range(1001, 1500), 1502]
+        assert (second.up_to, second.is_cut) == (1502, False)
+
+    async def test_large_events_in_the_gaps_are_read_a_few_at_a_time(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """What one late transaction brings need not fit into memory."""
+        await insert(writer, range(1, 8))
+        await _enlarge(writer)
+        page = await store.log.read(position(7, (1, 6)), 10, wanted)
+
+        assert (numbers_of(page), page.is_cut) == ([1, 2, 3], True)
+
+    async def test_a_gap_of_billions_is_one_range(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """And costs no more than any other, filled or not."""
+        far = 3_000_000_000
+        await insert(writer, [1])
+        await writer.execute("SELECT setval('events_global_sequence_seq', $1)", far)
+        await insert(writer, [far + 1])
+        page = await store.log.read(START, 10, wanted)
+        later = await store.log.read(position(far + 1, (2, far)), 10, wanted)
+
+        assert (page.missing, page.up_to) == ((Gap(2, far),), far + 1)
+        assert (numbers_of(later), later.up_to) == ([], far + 1)
+
+    async def test_ten_thousand_gaps_can_be_open(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """Whichever of them is filled is found."""
+        await insert(writer, [2, 10_001, 19_998, 20_001])
+        gaps = [(number, number) for number in range(2, 20_001, 2)]
+        page = await store.log.read(position(20_001, *gaps), 10, wanted)
+
+        assert (len(gaps), numbers_of(page)) == (10_000, [2, 19_998])
+
+    async def test_of_a_stream_no_event_comes_before_an_earlier_one(
+        self, store: PgEventStore, writer: Session, postgres_dsn: str, wanted: TypeFilter | None
+    ) -> None:
+        """Gaps and the rest are seen at one moment, in whichever moment the gap is filled."""
+        state, versions = SubscriberState(), list[int | None]()
+        async with open_writer(postgres_dsn) as slow:
+            for version in range(1, 2 * _ROUNDS, 2):
+                await slow.execute(f"BEGIN; {_in_stream(version)}")
+                await insert(writer, [2 * version])
+                await _read_on(store, state, wanted)
+                filling = asyncio.ensure_future(slow.execute(f"COMMIT; {_in_stream(version + 1)}"))
+                while state.head < 2 * version + 1 or state.open:
+                    versions += await _read_on(store, state, wanted)
+                await filling
+                await insert(writer, [2 * version + 2])
+
+        assert versions == list(range(1, 2 * _ROUNDS + 1))
+
+
+def _in_stream(version: int) -> str:
+    return (
+        "INSERT INTO events (id, event_type, stream_id, stream_version) "
+        f"VALUES ('in stream {version}', 'order.paid', 'order-1', {version})"
+    )
+
+
+async def _read_on(
+    store: PgEventStore, state: SubscriberState, wanted: TypeFilter | None
+) -> list[int | None]:
+    """Read a page as a subscriber does; the versions of those of its events that have one."""
+    page = await store.log.read(state.position, 10, wanted)
+    for number in filter(state.head.__ge__, map(sequence_of, page.events)):
+        state.deliver(number)
+    state.pass_to(page.up_to, page.missing)
+    return [event.stream_version for event in page.events if event.stream_version]
+
+
+class TestFilters:
+    async def test_unwanted_events_are_not_missing(self, store: PgEventStore, writer: Session) -> None:
+        """They were looked at, and so was the whole of the log."""
+        await insert(writer, [1, 4, 5], "mail.sent")
+        await insert(writer, [3, 8])
+        await insert(writer, [9], "mail.sent")
+        page = await store.log.read(START, 10, ORDERS)
+
+        assert (numbers_of(page), page.up_to) == ([3, 8], 9)
+        assert page.missing == (Gap(2, 2), Gap(6, 7))
+
+    async def test_unwanted_events_in_the_gaps_are_left_out(
+        self, store: PgEventStore, writer: Session
+    ) -> None:
+        """As everywhere."""
+        await insert(writer, [1, 2], "mail.sent")
+        await insert(writer, [3, 4])
+
+        assert numbers_of(await store.log.read(position(4, (1, 3)), 10, ORDERS)) == [3]
+
+    async def test_a_page_that_looked_through_its_part_says_how_far(
+        self, store: PgEventStore, writer: Session
+    ) -> None:
+        """Empty, and not at the end."""
+        await insert(writer, range(1, 2101), "mail.sent")
+        await insert(writer, [2102])
+        first = await store.log.read(START, 10, ORDERS)
+        second = await store.log.read(position(first.up_to), 10, ORDERS)
+
+        assert (first.events, first.up_to, first.missing) == ([], 2000, ())
+        assert (numbers_of(second), second.missing) == ([2102], (Gap(2101, 2101),))
+
+    async def test_the_database_matches_as_python_does(self, writer: Session) -> None:
+        """Whatever characters a name has, and whatever types other programs write."""
+        segments = ["a", "ab", "*", "a+b", "(x)", "[y]", "^$", "\\d", "{2}", "a|b", "_-~", "\u00fc", "?"]
+        patterns = [".".join(each) for size in (1, 2) for each in product(segments, repeat=size)]
+        names = [
+            "",
+            "a",
+            "ab",
+            "aab",
+            "a+b",
+            "(x)",
+            "[y]",
+            "^$",
+            "\\d",
+            "7",
+            "aa",
+            "{2}",
+            "a|b",
+            "_-~",
+            "\u00fc",
+        ]
+        names += ["y", "x", "a\nb", " ", "A"]
+        types = [
+            ".".join(each) for size in (1, 2, 3) for each in product(names[: 21 - 6 * size], repeat=size)
+        ]
+        found = [await _matched(writer, pattern, types) for pattern in patterns]
+
+        expected = [[name for name in types if matches(pattern, name)] for pattern in patterns]
+        assert found == expected
+
+    async def test_several_patterns_are_one_filter(self, writer: Session) -> None:
+        """Exact ones and others."""
+        wanted = TypeFilter(["order.placed", "mail.*", "*.*.late"])
+        types = ["order.placed", "order.paid", "mail.sent", "mail.sent.late", "a.b.late", "late"]
+        found = await writer.fetch(_MATCHED, types, *type_condition(wanted))
+
+        assert [row[0] for row in found] == [name for name in types if wanted(name)]
+
+
+async def _matched(session: Session, pattern: str, types: list[str]) -> list[str]:
+    rows = await session.fetch(_MATCHED, types, *type_condition(TypeFilter([pattern])))
+    return [row[0] for row in rows]
+
+
+@pytest.mark.parametrize("wanted", [None, ORDERS], ids=["all", "of some types"])
+class TestSize:
+    async def test_large_events_are_read_a_few_at_a_time(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """So that a backlog of any kind fits into memory; the next page goes on right there."""
+        await insert(writer, range(1, 8))
+        await _enlarge(writer)
+        first = await store.log.read(START, 10, wanted)
+        second = await store.log.read(position(first.up_to), 10, wanted)
+
+        assert (numbers_of(first), first.up_to) == ([1, 2, 3], 3)
+        assert (numbers_of(second), second.up_to) == ([4, 5, 6], 6)
+
+    async def test_an_event_larger_than_a_page_is_read(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """Alone."""
+        await insert(writer, [1, 2])
+        await _enlarge(writer, 3)
+        pages = [await store.log.read(position(after), 10, wanted) for after in (0, 1, 2)]
+
+        assert [numbers_of(page) for page in pages] == [[1], [2], []]
+
+    async def test_not_more_than_a_thousand_come_at_once(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """However many are asked for."""
+        await insert(writer, range(1, 1202))
+        page = await store.log.read(START, 100_000, wanted)
+
+        assert (len(page.events), page.up_to) == (1000, 1000)
+        assert len(await store.read_all(limit=5000)) == 1201
+
+
+async def _enlarge(session: Session, megabytes: int = 1) -> None:
+    """Give all events a payload that does not get smaller when it is compressed."""
+    noise = (
+        "SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 31250 * $1::integer) AS piece "
+        "WHERE event.id IS NOT NULL"
+    )
+    await session.execute(f"UPDATE events AS event SET data = to_json(({noise}))", megabytes)
+
+
+class TestForeignRows:
+    async def test_a_moment_beyond_pythons_calendar_is_drawn_in(
+        self, store: PgEventStore, writer: Session
+    ) -> None:
+        """One such row does not hold up all others."""
+        moments = ["infinity", "-infinity", "20000-01-01", "0044-03-15 BC", "2026-01-01 12:00:00.123456+00"]
+        for moment in moments:
+            await writer.execute(
+                f"INSERT INTO events (id, event_type, created_at, purged_at) VALUES ($1, 'a', '{moment}', "
+                f"'{moment}')",
+                moment,
+            )
+        events = (await store.log.read(START, 10, None)).events
+
+        latest, earliest = datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)
+        assert [event.created_at for event in events] == [latest, earliest, latest, earliest, NOON]
+        assert events[-1].purged_at == NOON
+        assert all(event.purged_at is not None and event.purged_at.tzinfo is UTC for event in events)
+
+    @pytest.mark.parametrize("payload", ['"\\ud800"', "[" * 3000 + "]" * 3000, '{"a": 1e999}'])
+    async def test_json_that_python_cannot_read_is_shown_as_it_is(
+        self, store: PgEventStore, writer: Session, payload: str
+    ) -> None:
+        """Its neighbours are read."""
+        await insert(writer, [1, 2, 3])
+        await writer.execute("UPDATE events SET data = $1::text::json WHERE global_sequence = 2", payload)
+        events = (await store.log.read(START, 10, None)).events
+
+        assert [event.payload for event in (events[0], events[2])] == [1, 3]
+        assert isinstance(events[1].payload, UndecodablePayload)
+        assert events[1].payload.text == payload
+        assert events[1].payload.reason
+
+    async def test_no_payload_is_none(self, store: PgEventStore, writer: Session) -> None:
+        """As after a purge."""
+        await insert(writer, [1, 2])
+        await writer.execute("UPDATE events SET data = NULL WHERE global_sequence = 1")
+        await writer.execute("UPDATE events SET data = 'null' WHERE global_sequence = 2")
+
+        assert [event.payload for event in (await store.log.read(START, 10, None)).events] == [None, None]
+
+    async def test_metadata_that_are_not_strings_are_shown_as_they_are(
+        self, store: PgEventStore, writer: Session
+    ) -> None:
+        """Better than hiding them, and no reason to hold the event up."""
+        await insert(writer, [1])
+        await writer.execute("""UPDATE events SET metadata = '{"n":1,"s":"\\ud800"}'""")
+        (event,) = (await store.log.read(START, 10, None)).events
+
+        assert event.metadata == {"undecodable": '{"n":1,"s":"\\ud800"}'}
+
+    async def test_every_field_is_read(self, store: PgEventStore, writer: Session) -> None:
+        """In a page, by id and in a stream alike."""
+        expected = Event(
+            id="a", type="order.placed", payload={"n": 1}, created_at=NOON, status=EventStatus.DONE,
+            metadata={"k": "v"}, stream_id="order-1", stream_version=1, global_sequence=GlobalSequence(1),
+            actor_id="anna", purger_id="bert", purged_at=NOON + timedelta(days=1), correlation_id="c",
+            causation_id="d", schema_version=2,
+        )  # fmt: skip
+        await writer.execute("SET TimeZone = 'Asia/Kolkata'")
+        await writer.execute(
+            "INSERT INTO events (id, event_type, data, created_at, metadata, stream_id, stream_version, "
+            "actor_id, purger_id, purged_at, correlation_id, causation_id, schema_version) "
+            """VALUES ('a', 'order.placed', '{"n": 1}', $1, '{"k": "v"}', 'order-1', 1, 'anna', 'bert', """
+            "$1::timestamptz + interval '1 day', 'c', 'd', 2)",
+            NOON,
+        )
+
+        assert (await store.log.read(START, 10, None)).events == [expected]
+        assert (await store.log.read(START, 10, ORDERS)).events == [expected]
+        assert (await store.log.read(position(1, (1, 1)), 10, None)).events == [expected]
+        assert await store.log.read_stream("order-1", 1, None) == [expected] == [await store.get("a")]
+
+
+class TestFacts:
+    async def test_every_page_names_the_server(
+        self, store: PgEventStore, writer: Session, postgres_dsn: str
+    ) -> None:
+        """The same one for as long as it runs, with a sample or without, in any time zone."""
+        name = await writer.fetchval("SELECT quote_ident(current_database())")
+        await writer.execute(f"ALTER DATABASE {name} SET TimeZone = 'Asia/Kolkata'")
+        async with open_log(postgres_dsn, ManualClock()) as elsewhere:
+            sampled = await elsewhere.log.read(position(5, (1, 2)), 10, None, with_sample=True)
+        pages = [sampled, await store.log.read(START, 10, None), await store.log.read(START, 10, ORDERS)]
+
+        (server,) = {page.server for page in pages}
+        assert server
+        assert sampled.sample is not None
+        assert sampled.sample.server == server
+
+    async def test_who_reads_knows_how_far_the_log_goes(self, store: PgEventStore, writer: Session) -> None:
+        """Even when nobody has told of it, so that a full page is not taken for the last one."""
+        await insert(writer, [1, 2, 3])
+        before = store.log.known_head
+        await store.log.read(START, 1, None)
+
+        assert (before, store.log.known_head) == (0, 3)
+
+    async def test_the_server_is_another_one_after_a_restart(self, own_postgres: Server) -> None:
+        """What was known of its writers counts no more."""
+        async with open_log(own_postgres.dsn(), ManualClock()) as store:
+            before = await store.log.read(START, 10, None)
+        own_postgres.restart()
+        async with open_log(own_postgres.dsn(), ManualClock()) as store:
+            after = await store.log.read(START, 10, None)
+
+        assert before.server != after.server
+
+
+class TestNow:
+    async def test_without_writers_nothing_can_appear(self, store: PgEventStore, writer: Session) -> None:
+        """However many numbers are missing."""
+        await insert(writer, [2, 5])
+
+        assert await store.log.now(GlobalSequence(5)) == position(5)
+
+    async def test_with_a_writer_every_missing_number_may_be_its(
+        self, store: PgEventStore, writer: Session, postgres_dsn: str
+    ) -> None:
+        """Up to the head, and none above it."""
+        await insert(writer, [2, 5, 9])
+        async with open_writer(postgres_dsn) as slow, slow.transaction():
+            await slow.execute("SELECT nextval('events_global_sequence_seq')")
+
+            assert await store.log.now(GlobalSequence(5)) == position(5, (1, 1), (3, 4))
+            assert await store.log.now(GlobalSequence(7)) == position(7, (1, 1), (3, 4), (6, 7))
+            assert await store.log.now(GlobalSequence(0)) == position(0)
+
+    async def test_the_whole_log_is_looked_through_while_the_writer_is_there(
+        self, store: PgEventStore, writer: Session, postgres_dsn: str
+    ) -> None:
+        """It may have begun a hundred thousand events ago."""
+        async with open_writer(postgres_dsn) as slow, slow.transaction():
+            await slow.execute("SELECT nextval('events_global_sequence_seq')")
+            await insert(writer, range(2, 200_001))
+            head = await store.head()
+
+            assert await store.log.now(head) == position(200_000, (1, 1))
+
+
+class TestPositionAt:
+    async def test_a_moment_in_any_time_zone_is_the_same(self, store: PgEventStore, writer: Session) -> None:
+        """To the microsecond."""
+        await insert(writer, [2, 3])
+        await writer.execute(
+            "UPDATE events SET created_at = $1 WHERE global_sequence = 3", NOON + timedelta(microseconds=1)
+        )
+
+        assert await store.log.position_at(NOON) == 1
+        assert await store.log.position_at(NOON + timedelta(microseconds=1)) == 2
+        assert await store.log.position_at(NOON + timedelta(microseconds=2)) == 3
+
+
+class TestAppendWithin:
+    async def test_watchers_are_woken_when_the_callers_transaction_has_committed(
+        self, store: PgEventStore, writer: Session
+    ) -> None:
+        """And find the event, as it was returned."""
+        is_called = asyncio.Event()
+        store.log.watch(is_called.set)
+        async with writer.transaction():
+            (event,) = await store.append("order-1", [("order.placed", {"n": 1})], connection=writer)
+            before = (await store.log.read(START, 10, None)).events
+
+        assert await is_called_soon(is_called)
+        assert (before, (await store.log.read(START, 10, None)).events) == ([], [event])
+
+    async def test_a_connection_outside_a_transaction_is_refused(
+        self, store: PgEventStore, writer: Session
+    ) -> None:
+        """It would commit at once, whatever becomes of the caller's work."""
+        with pytest.raises(InvalidConfigError, match="inside a transaction"):
+            await store.append("order-1", [("order.placed",)], connection=writer)
+
+        assert await store.head() == 0
+
+    async def test_for_a_given_id_that_is_there_the_stored_event_is_returned(
+        self, store: PgEventStore, writer: Session
+    ) -> None:
+        """Also if it was stored in the same transaction."""
+        draft = make_draft(id="given", payload=1, is_idempotent=True)
+        again = msgspec.structs.replace(draft, payload_json=b"2")
+        async with writer.transaction():
+            (first,) = await store.log.append_within(writer, [draft])
+            (second,) = await store.log.append_within(writer, [again])
+
+        assert first == second == await store.get("given")
+
+
+class TestPurge:
+    async def test_a_copy_that_is_being_buried_loses_its_payload_too(
+        self, store: PgEventStore, writer: Session
+    ) -> None:
+        """Whoever buries it at the same moment comes before the purge, and is waited for."""
+        (event,) = await append(store, make_draft(payload="secret"))
+        owner = await store.checkpoints.claim(MAIL, position(0))
+        async with writer.transaction():
+            # Holds up the burial in the middle of its transaction.
+            await writer.execute("LOCK TABLE event_bus_dlq IN EXCLUSIVE MODE")
+            burying = asyncio.ensure_future(bury(store, owner, event))
+            await until_waiting_for_lock(writer)
+            purging = asyncio.ensure_future(store.log.purge(event.id, "anna"))
+        dead, _ = await asyncio.gather(burying, purging)
+
+        assert (await store.dead_letters.get(dead.dead_letter_id)).payload is None
+
+    async def test_an_unknown_event_is_told(self, store: PgEventStore) -> None:
+        """And nothing is left locked."""
+        with pytest.raises(EventNotFoundError):
+            await store.log.purge("nobody", "anna")

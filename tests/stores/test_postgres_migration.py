@@ -1,0 +1,544 @@
+"""A schema is made or brought up to date when it is opened, whoever else opens it."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from postbus.errors import (
+    InvalidConfigError,
+    MigrationNeededError,
+    SchemaTooNewError,
+    StoreBusyError,
+    StoreError,
+)
+from postbus.stores.postgres.migrations import VERSION, create_notify_trigger, migrate, render_sql
+from postbus.stores.postgres.pool import Connection
+from postbus.stores.postgres.soundness import check_sound
+from tests.postgres.binaries import find
+from tests.postgres.databases import Databases
+from tests.postgres.server import Server
+from tests.stores.postgres_catalog import describe
+from tests.stores.postgres_old_tables import NOON, SHAPES, insert_old_event, make_old_tables, old_id
+
+CHILD = Path(__file__).parent / "children" / "migrate_postgres.py"
+HOSTILE_NAMES = [
+    "Größe",
+    "two words",
+    "semi;colon -- comment",
+    'it\'s "quoted"',
+    "back\\slash",
+    "dollar $$ $1 $body$",
+    "{schema} {schema_text} {version} %s %%",
+    ":'psql' :variable",
+    "emoji 🚌",
+    "SELECT",
+    "x" * 63,
+    "ü" * 31,
+]
+
+# What another instance has done that is not finished yet.
+SCRIPT_WITHOUT_COMMIT = render_sql("postbus").removesuffix("COMMIT;\n").partition(";\n")[2]
+
+
+@pytest.fixture
+async def connection(postgres_dsn: str) -> AsyncIterator[Connection]:
+    connection = await asyncpg.connect(postgres_dsn)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def fresh(databases: Databases) -> dict[str, list[str]]:
+    """What a new schema has."""
+    return await _fresh(databases)
+
+
+async def _fresh(databases: Databases) -> dict[str, list[str]]:
+    async with databases.make() as dsn:
+        connection = await asyncpg.connect(dsn)
+        await migrate(connection, "postbus")
+        description = await describe(connection, "postbus")
+        await connection.close()
+    return description
+
+
+async def _numbers(connection: Connection) -> dict[str, int]:
+    rows = await connection.fetch("SELECT id, global_sequence FROM postbus.events ORDER BY global_sequence")
+    return {row["id"]: row["global_sequence"] for row in rows}
+
+
+async def _versions(connection: Connection) -> list[int]:
+    return [version for (version,) in await connection.fetch("SELECT version FROM postbus.postbus_schema")]
+
+
+async def _wait_until_it_waits(observer: Connection, waiting: Connection) -> None:
+    """Until the server says that *waiting* waits for a lock."""
+    query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = $1"
+    while not await observer.fetchval(query, waiting.get_server_pid()):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def _insert(connection: Connection, event_id: str) -> int:
+    number = await connection.fetchval(
+        "INSERT INTO postbus.events (id, event_type) VALUES ($1, 'order.paid') RETURNING global_sequence",
+        event_id,
+    )
+    assert isinstance(number, int)
+    return number
+
+
+class TestNew:
+    async def test_a_new_schema_is_sound_and_at_the_present_version(self, connection: Connection) -> None:
+        """The gap rule can be used from the first event on, and that has number 1."""
+        await migrate(connection, "postbus")
+        await check_sound(connection, "postbus")
+
+        assert await _versions(connection) == [VERSION]
+        assert [await _insert(connection, "a"), await _insert(connection, "b")] == [1, 2]
+
+    async def test_migrating_again_changes_nothing(self, connection: Connection) -> None:
+        """Not even a lock is taken: only the version is read."""
+        await migrate(connection, "postbus")
+        before = await describe(connection, "postbus")
+        await connection.execute("SET default_transaction_read_only = on")
+        await migrate(connection, "postbus")
+
+        assert await describe(connection, "postbus") == before
+
+    @pytest.mark.parametrize("schema", HOSTILE_NAMES)
+    async def test_a_schema_may_have_any_name(self, connection: Connection, schema: str) -> None:
+        """The name is data: neither quotes nor dollars nor what looks like a gap to fill ends it."""
+        await migrate(connection, schema)
+        await migrate(connection, schema)
+        await check_sound(connection, schema)
+        found = await connection.fetch(
+            "SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_' "
+            "AND nspname NOT IN ('public', 'information_schema')"
+        )
+
+        assert [name for (name,) in found] == [schema]
+
+    @pytest.mark.parametrize(
+        ("schema", "reason"),
+        [
+            ("", "1 to 63 bytes"),
+            ("x" * 64, "it has 64"),
+            ("ü" * 32, "it has 64"),
+            ("nul \0", "NUL"),
+            ("\ud800", "surrogate"),
+            ("pg_events", "pg_"),
+            ("a $postbus$ b", "postbus"),
+        ],
+    )
+    async def test_a_name_that_postgresql_would_change_is_refused(
+        self, connection: Connection, schema: str, reason: str
+    ) -> None:
+        """A name that is cut off would be another schema's name, too."""
+        with pytest.raises(InvalidConfigError, match=reason):
+            await migrate(connection, schema)
+
+    async def test_a_schema_of_a_newer_postbus_is_left_alone(self, connection: Connection) -> None:
+        """The refusal says which version was found."""
+        await migrate(connection, "postbus")
+        await connection.execute(f"INSERT INTO postbus.postbus_schema VALUES ({VERSION + 1})")
+        with pytest.raises(SchemaTooNewError, match="schema 'postbus'") as caught:
+            await migrate(connection, "postbus")
+
+        assert (caught.value.found, caught.value.known) == (VERSION + 1, VERSION)
+
+    async def test_a_table_of_another_program_is_refused_and_left_as_it_is(
+        self, connection: Connection
+    ) -> None:
+        """All or nothing: none of our tables stands beside it."""
+        await connection.execute("CREATE TABLE public.events (id int, name text)")
+        with pytest.raises(asyncpg.RaiseError, match=r"not ours: it lacks .*stream_id"):
+            await migrate(connection, "public")
+        tables = await connection.fetch(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+        )
+
+        assert [name for (name,) in tables] == ["events"]
+
+    async def test_the_trigger_is_made_once(self, connection: Connection) -> None:
+        """And then nothing is asked of the role but to look."""
+        await migrate(connection, "postbus")
+        await create_notify_trigger(connection, "postbus")
+        await connection.execute("SET default_transaction_read_only = on")
+        await create_notify_trigger(connection, "postbus")
+
+        assert len((await describe(connection, "postbus"))["triggers"]) == 1
+
+
+class TestAtOnce:
+    async def test_ten_instances_that_start_at_once_migrate_once(self, postgres_dsn: str) -> None:
+        """Whatever isolation their role prefers: each finds the schema ready."""
+        connections = [await asyncpg.connect(postgres_dsn) for _ in range(10)]
+        for connection in connections:
+            await connection.execute("SET default_transaction_isolation = 'serializable'")
+        await asyncio.gather(*[migrate(connection, "postbus") for connection in connections])
+        applied = await _versions(connections[0])
+        writers = await connections[0].fetch(
+            "SELECT xmin::text FROM pg_proc WHERE pronamespace = 'postbus'::regnamespace "
+            "UNION SELECT xmin::text FROM postbus.postbus_schema"
+        )
+        for connection in connections:
+            await connection.close()
+
+        assert applied == [VERSION]
+        assert len(writers) == 1
+
+    async def test_ten_instances_that_start_at_once_upgrade_old_events_once(
+        self, postgres_dsn: str, connection: Connection
+    ) -> None:
+        """No event gets a second number."""
+        await make_old_tables(connection, "no numbers")
+        for number in range(20):
+            await insert_old_event(connection, number, seconds=number)
+        connections = [await asyncpg.connect(postgres_dsn) for _ in range(10)]
+        await asyncio.gather(*[migrate(each, "postbus") for each in connections])
+        for each in connections:
+            await each.close()
+
+        assert list((await _numbers(connection)).values()) == [*range(1, 21)]
+
+    async def test_ten_processes_that_start_at_once_all_succeed(
+        self, postgres_dsn: str, connection: Connection
+    ) -> None:
+        """Each is connected before the first begins."""
+        command = (sys.executable, str(CHILD), postgres_dsn, "postbus")
+        children = [
+            await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for _ in range(10)
+        ]
+        for child in children:
+            assert child.stdout is not None
+            assert await child.stdout.readline() == b"ready\n"
+        await asyncio.gather(*[child.communicate(b"go\n") for child in children])
+
+        assert [child.returncode for child in children] == [0] * 10
+        assert await connection.fetchval("SELECT count(*) FROM postbus.postbus_schema") == 1
+
+    async def test_waiting_for_another_instance_outlasts_a_statement_timeout(
+        self, postgres_dsn: str, connection: Connection
+    ) -> None:
+        """A role's statement_timeout is for its queries; the first instance may need longer."""
+        first = await asyncpg.connect(postgres_dsn)
+        async with first.transaction():
+            await first.execute(SCRIPT_WITHOUT_COMMIT)
+            await connection.execute("SET statement_timeout = '300ms'")
+            second = asyncio.create_task(migrate(connection, "postbus"))
+            await _wait_until_it_waits(first, connection)
+            await first.execute("SELECT pg_sleep(0.4)")
+            assert not second.done()
+        await second
+        await first.close()
+
+        assert await _versions(connection) == [VERSION]
+
+    async def test_a_migration_that_is_cancelled_can_be_repeated(
+        self, postgres_dsn: str, connection: Connection
+    ) -> None:
+        """On the same connection, which is left outside a transaction and without the lock."""
+        first = await asyncpg.connect(postgres_dsn)
+        async with first.transaction():
+            await first.execute(SCRIPT_WITHOUT_COMMIT)
+            second = asyncio.create_task(migrate(connection, "postbus"))
+            await _wait_until_it_waits(first, connection)
+            second.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await second
+        await first.close()
+        assert not connection.is_in_transaction()
+        await migrate(connection, "postbus")
+
+        assert await _versions(connection) == [VERSION]
+
+    async def test_a_table_that_somebody_holds_is_not_waited_for_for_ever(
+        self, postgres_dsn: str, connection: Connection
+    ) -> None:
+        """Every writer would wait behind us; the refusal says whom to end, and nothing was changed."""
+        await make_old_tables(connection, "no numbers")
+        other = await asyncpg.connect(postgres_dsn)
+        async with other.transaction():
+            await insert_old_event(other, 1, seconds=0)
+            with pytest.raises(StoreBusyError, match="end the long transactions"):
+                await migrate(connection, "postbus")
+        await other.close()
+
+        assert await connection.fetchval("SELECT to_regclass('postbus.postbus_schema')") is None
+        await migrate(connection, "postbus")
+
+
+class TestUpgrade:
+    @pytest.mark.parametrize("shape", SHAPES)
+    async def test_an_upgrade_ends_in_the_schema_of_a_new_install(
+        self, connection: Connection, fresh: dict[str, list[str]], shape: str
+    ) -> None:
+        """Down to the names of the constraints, so that there is one schema to think about."""
+        await make_old_tables(connection, shape)
+        await insert_old_event(connection, 1, seconds=0)
+        await migrate(connection, "postbus")
+        await check_sound(connection, "postbus")
+
+        assert await describe(connection, "postbus") == fresh
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    async def test_it_does_so_on_postgresql_18(self, databases18: Databases, shape: str) -> None:
+        """Where NOT NULL is a constraint with a name."""
+        fresh = await _fresh(databases18)
+        async with databases18.make() as dsn:
+            connection = await asyncpg.connect(dsn)
+            await make_old_tables(connection, shape)
+            await migrate(connection, "postbus")
+            upgraded = await describe(connection, "postbus")
+            await connection.close()
+
+        assert upgraded == fresh
+
+    async def test_old_events_are_numbered_in_the_order_in_which_they_happened(
+        self, connection: Connection
+    ) -> None:
+        """By their time, and those of one moment by their id; new events come after them."""
+        await make_old_tables(connection, "no numbers")
+        for number, seconds in [(5, 1), (9, 0), (2, 3), (4, 1), (3, 1.5)]:
+            await insert_old_event(connection, number, seconds)
+        await migrate(connection, "postbus")
+
+        assert await _numbers(connection) == {str(old_id(n)): i for i, n in enumerate([9, 4, 5, 3, 2], 1)}
+        assert await _insert(connection, "new") == 6
+
+    async def test_numbers_that_were_handed_out_stay(self, connection: Connection) -> None:
+        """A subscriber may have passed them; events without one come after all of them, in their order."""
+        await make_old_tables(connection, "numbers may be missing")
+        for number in (1, 2, 3, 4):
+            await insert_old_event(connection, number, seconds=-number)
+        await connection.execute(
+            "UPDATE postbus.events SET global_sequence = NULL WHERE id IN ($1, $2)", old_id(1), old_id(3)
+        )
+        await migrate(connection, "postbus")
+
+        assert await _numbers(connection) == {str(old_id(n)): i for n, i in [(2, 2), (4, 4), (3, 5), (1, 6)]}
+        assert await _insert(connection, "new") == 7
+
+    async def test_numbers_that_the_sequence_does_not_know_of_are_not_given_again(
+        self, connection: Connection
+    ) -> None:
+        """The table was copied from elsewhere with its numbers, the sequence was not."""
+        await make_old_tables(connection, "numbers may be missing")
+        await insert_old_event(connection, 1, seconds=0)
+        await insert_old_event(connection, 2, seconds=0)
+        await connection.execute("UPDATE postbus.events SET global_sequence = NULL WHERE id = $1", old_id(1))
+        await connection.execute("UPDATE postbus.events SET global_sequence = 90 WHERE id = $1", old_id(2))
+        await migrate(connection, "postbus")
+
+        assert await _numbers(connection) == {str(old_id(2)): 90, str(old_id(1)): 91}
+        assert await _insert(connection, "new") == 92
+
+    async def test_no_event_gets_a_number_that_a_checkpoint_has_passed(self, connection: Connection) -> None:
+        """The events of the highest numbers were deleted; their numbers are not used again."""
+        await make_old_tables(connection, "no numbers, but a bus")
+        await insert_old_event(connection, 1, seconds=0)
+        await connection.execute(
+            "INSERT INTO postbus.event_bus_checkpoints VALUES ('mail', 40, $1, $2)", old_id(1), NOON
+        )
+        await migrate(connection, "postbus")
+
+        assert await _numbers(connection) == {str(old_id(1)): 41}
+        assert await _insert(connection, "new") == 42
+
+    @pytest.mark.parametrize("shape", ["numbers by BIGSERIAL", "numbers by identity", "numbers as the key"])
+    async def test_a_number_that_was_rolled_back_or_deleted_is_not_used_again(
+        self, connection: Connection, shape: str
+    ) -> None:
+        """The sequence goes on where it was, however the column got its numbers."""
+        await make_old_tables(connection, shape)
+        for number in (1, 2, 3):
+            await insert_old_event(connection, number, seconds=0)
+        await connection.execute("DELETE FROM postbus.events WHERE id = $1", old_id(3))
+        await migrate(connection, "postbus")
+
+        assert list((await _numbers(connection)).values()) == [1, 2]
+        assert await _insert(connection, "new") == 4
+
+    async def test_an_upgrade_keeps_what_the_events_say(self, connection: Connection) -> None:
+        """A purged event stays purged, and what refuses large events is gone."""
+        await make_old_tables(connection, "no numbers")
+        await insert_old_event(connection, 1, seconds=0, data='{"order": 42, "no": null}')
+        await insert_old_event(connection, 2, seconds=1, data=None)
+        await migrate(connection, "postbus")
+        await connection.execute(
+            "INSERT INTO postbus.events (id, event_type, data) VALUES ('large', 'a', $1)",
+            json.dumps("x" * 300_000),
+        )
+        first, second, _ = await connection.fetch("SELECT * FROM postbus.events ORDER BY global_sequence")
+
+        assert (first["stream_id"], first["stream_version"], first["actor_id"]) == (
+            *(str(old_id(1001)), 1),
+            str(old_id(7)),
+        )
+        assert (first["event_type"], first["created_at"]) == ("order.placed", NOON)
+        assert json.loads(first["data"]) == {"order": 42, "no": None}
+        assert second["data"] is None
+
+    async def test_an_upgrade_keeps_checkpoints_and_dead_letters(self, connection: Connection) -> None:
+        """A dead letter gets the copy of its event that it lacked, as far as the event is still there."""
+        await make_old_tables(connection, "numbers may be missing")
+        await insert_old_event(connection, 1, seconds=0, data='{"order": 42}')
+        await connection.execute(
+            "INSERT INTO postbus.event_bus_checkpoints VALUES ('mail', 1, $1, $2)", old_id(1), NOON
+        )
+        for event, error in [(1, "no address"), (2, None)]:
+            await connection.execute(
+                "INSERT INTO postbus.event_bus_dlq (subscriber_id, event_id, global_sequence, error_message, "
+                "retry_count, created_at) VALUES ('mail', $1, $2, $3, 4, $4)",
+                *(old_id(event), event, error, NOON + timedelta(hours=1)),
+            )
+        await migrate(connection, "postbus")
+        checkpoint = await connection.fetchrow("SELECT * FROM postbus.event_bus_checkpoints")
+        present, gone = await connection.fetch("SELECT * FROM postbus.event_bus_dlq ORDER BY global_sequence")
+
+        assert checkpoint is not None
+        assert (checkpoint["last_global_sequence"], checkpoint["last_event_id"]) == (1, str(old_id(1)))
+        assert (checkpoint["updated_at"], checkpoint["open_gaps"]) == (NOON, [])
+        assert (present["event_id"], present["event_type"]) == (str(old_id(1)), "order.placed")
+        assert (json.loads(present["payload"]), present["event_created_at"]) == ({"order": 42}, NOON)
+        assert (present["retry_count"], json.loads(present["error_history"])) == (4, ["no address"])
+        assert (gone["event_type"], gone["payload"], gone["error_history"]) == ("unknown", None, "[]")
+        assert gone["event_created_at"] == gone["created_at"] == NOON + timedelta(hours=1)
+
+    async def test_what_the_user_added_to_the_old_table_stays(self, connection: Connection) -> None:
+        """A column, an index, a trigger and a grant that are none of ours."""
+        await make_old_tables(connection, "no numbers")
+        await connection.execute(
+            "ALTER TABLE postbus.events ADD COLUMN tenant int; CREATE INDEX mine ON postbus.events (tenant); "
+            "GRANT SELECT ON postbus.events TO PUBLIC; "
+            "CREATE TRIGGER mine BEFORE UPDATE ON postbus.events FOR EACH ROW "
+            "EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+        )
+        await migrate(connection, "postbus")
+        after = await describe(connection, "postbus")
+
+        assert any("tenant" in column for column in after["columns"])
+        assert any("mine" in index for index in after["indexes"])
+        assert any("mine" in trigger for trigger in after["triggers"])
+        assert "=r/" in await connection.fetchval(
+            "SELECT relacl::text FROM pg_class WHERE oid = 'postbus.events'::regclass"
+        )
+
+    async def test_an_upgrade_that_fails_leaves_everything_as_it_was(self, connection: Connection) -> None:
+        """A view keeps the type of a column from being changed; not even the sequence has moved."""
+        await make_old_tables(connection, "numbers may be missing")
+        await insert_old_event(connection, 1, seconds=0)
+        await connection.execute("CREATE VIEW postbus.mine AS SELECT id FROM postbus.events")
+        with pytest.raises(asyncpg.FeatureNotSupportedError, match="used by a view"):
+            await migrate(connection, "postbus")
+
+        assert await connection.fetchval("SELECT to_regclass('postbus.postbus_schema')") is None
+        assert await connection.fetchval("SELECT last_value FROM postbus.events_global_sequence_seq") == 1
+        await connection.execute("DROP VIEW postbus.mine")
+        await migrate(connection, "postbus")
+
+
+class TestScript:
+    def _run(self, script: str, dsn: str) -> "subprocess.CompletedProcess[str]":
+        command = [str(find() / "psql"), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--dbname={dsn}"]
+        return subprocess.run(command, input=script, text=True, capture_output=True, check=False)
+
+    @pytest.mark.parametrize("shape", [None, *SHAPES])
+    async def test_the_script_makes_the_same_schema(
+        self, connection: Connection, postgres_dsn: str, fresh: dict[str, list[str]], shape: str | None
+    ) -> None:
+        """Run by psql, twice, on a new database and on each kind of old one: no word of complaint."""
+        if shape is not None:
+            await make_old_tables(connection, shape)
+            await insert_old_event(connection, 1, seconds=0)
+        for _ in range(2):
+            finished = await asyncio.to_thread(self._run, render_sql("postbus"), postgres_dsn)
+            assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
+
+        assert await describe(connection, "postbus") == fresh
+
+    @pytest.mark.parametrize("schema", HOSTILE_NAMES)
+    async def test_the_script_takes_any_name(
+        self, connection: Connection, postgres_dsn: str, schema: str
+    ) -> None:
+        """The program then finds nothing to do."""
+        script = render_sql(schema, notify_trigger=True)
+        finished = await asyncio.to_thread(self._run, script, postgres_dsn)
+        await connection.execute("SET default_transaction_read_only = on")
+        await migrate(connection, schema)
+        await create_notify_trigger(connection, schema)
+
+        assert (finished.returncode, finished.stderr) == (0, "")
+
+    async def test_an_old_script_does_not_touch_a_newer_schema(
+        self, connection: Connection, postgres_dsn: str
+    ) -> None:
+        """It would put old functions in the place of new ones."""
+        await migrate(connection, "postbus")
+        await connection.execute(f"INSERT INTO postbus.postbus_schema VALUES ({VERSION + 1})")
+        finished = await asyncio.to_thread(self._run, render_sql("postbus"), postgres_dsn)
+
+        assert finished.returncode != 0
+        assert "newer postbus" in finished.stderr
+
+
+class TestRoles:
+    """On a server of its own, since roles belong to no database."""
+
+    async def test_an_application_role_needs_no_right_to_create(self, own_postgres: Server) -> None:
+        """It opens a migrated schema; a missing one is refused with the command to run."""
+        owner = await asyncpg.connect(own_postgres.dsn())
+        await owner.execute("CREATE ROLE app LOGIN")
+        app = await asyncpg.connect(own_postgres.dsn(), user="app")
+        with pytest.raises(MigrationNeededError, match=r"version 1.*postbus migrate.*--sql"):
+            await migrate(app, "postbus")
+        await migrate(owner, "postbus")
+        with pytest.raises(StoreError, match="grant it USAGE"):
+            await migrate(app, "postbus")
+        await owner.execute(
+            "GRANT USAGE ON SCHEMA postbus TO app; "
+            "GRANT SELECT, USAGE ON ALL SEQUENCES IN SCHEMA postbus TO app; "
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postbus TO app"
+        )
+        await migrate(app, "postbus")
+        await check_sound(app, "postbus")
+        with pytest.raises(MigrationNeededError, match=r"trigger.*--notify-trigger"):
+            await create_notify_trigger(app, "postbus")
+
+        assert await _insert(app, "a") == 1
+        for connection in (owner, app):
+            await connection.close()
+
+    async def test_a_role_that_owns_only_the_schema_can_migrate(self, own_postgres: Server) -> None:
+        """The right to create schemas is not asked for where the schema is there."""
+        owner = await asyncpg.connect(own_postgres.dsn())
+        await owner.execute("CREATE ROLE app LOGIN; CREATE SCHEMA postbus AUTHORIZATION app")
+        app = await asyncpg.connect(own_postgres.dsn(), user="app")
+        await migrate(app, "postbus")
+        await check_sound(app, "postbus")
+
+        for connection in (owner, app):
+            await connection.close()
+
+    async def test_an_old_table_keeps_its_owner_when_a_superuser_upgrades_it(
+        self, own_postgres: Server
+    ) -> None:
+        """The sequence goes to the owner of the table, who can go on writing."""
+        owner = await asyncpg.connect(own_postgres.dsn())
+        await owner.execute("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app")
+        app = await asyncpg.connect(own_postgres.dsn(), user="app")
+        await make_old_tables(app, "no numbers")
+        await insert_old_event(app, 1, seconds=0)
+        await migrate(owner, "postbus")
+
+        assert await _insert(app, "new") == 2
+        for connection in (owner, app):
+            await connection.close()

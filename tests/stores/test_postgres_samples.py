@@ -1,0 +1,254 @@
+"""Samples of the writers of events: who can still fill a gap, on a real server."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from postbus.errors import StoreUnavailableError, UnsoundLogError
+from postbus.events import WriterSample
+from postbus.stores.postgres import PgEventStore
+from postbus.testing import ManualClock
+from tests.postgres.databases import Databases
+from tests.postgres.server import Server
+from tests.postgres.steps import Session
+from tests.stores.checkpoint_steps import START, make_database
+from tests.stores.log_steps import insert, numbers_of, open_log, open_writer, position, until_ended
+from tests.stores.test_postgres_soundness import FutureStandby
+
+NEXT = "SELECT nextval('events_global_sequence_seq')"
+INSERT = "INSERT INTO events (id, event_type) VALUES (gen_random_uuid()::text, 'order.placed')"
+
+
+@pytest.fixture
+async def postgres_dsn(databases: Databases) -> AsyncIterator[str]:
+    async with make_database(databases) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def store(postgres_dsn: str) -> AsyncIterator[PgEventStore]:
+    async with open_log(postgres_dsn, ManualClock()) as store:
+        yield store
+
+
+@pytest.fixture
+async def writer(store: PgEventStore, postgres_dsn: str) -> AsyncIterator[Session]:
+    """Another program, which writes events as it likes."""
+    async with open_writer(postgres_dsn) as writer:
+        yield writer
+
+
+async def _sample(store: PgEventStore) -> WriterSample:
+    sample = (await store.log.read(position(0), 10, None, with_sample=True)).sample
+    assert sample is not None
+    return sample
+
+
+class TestHolders:
+    async def test_a_page_has_a_sample_only_if_one_is_asked_for(
+        self, store: PgEventStore, writer: Session
+    ) -> None:
+        """It costs the server a look at all its locks. The page is the same."""
+        await insert(writer, [2, 3])
+        plain = await store.log.read(START, 10, None)
+        sampled = await store.log.read(START, 10, None, with_sample=True)
+
+        assert plain.sample is None
+        assert sampled.sample is not None
+        assert (numbers_of(sampled), sampled.missing) == (numbers_of(plain), plain.missing)
+
+    async def test_without_writers_there_are_no_holders(self, store: PgEventStore, writer: Session) -> None:
+        """And the highest number that was visible is known."""
+        await insert(writer, [1, 4])
+        sample = await _sample(store)
+
+        assert (sample.high, sample.holders) == (4, ())
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            INSERT,
+            NEXT,
+            f"SAVEPOINT a; {INSERT}; ROLLBACK TO a; RELEASE a",
+            f"DO $$ BEGIN {INSERT}; RAISE 'undone'; EXCEPTION WHEN OTHERS THEN NULL; END $$",
+        ],
+        ids=["insert", "nextval", "undone to a savepoint", "undone by an exception block"],
+    )
+    async def test_who_has_drawn_a_number_is_a_holder_until_the_end_of_its_transaction(
+        self, store: PgEventStore, writer: Session, statement: str
+    ) -> None:
+        """Whether it has written or not, and even if it has undone that."""
+        await writer.execute("BEGIN")
+        before = await _sample(store)
+        await writer.execute(statement)
+        during = await _sample(store)
+        await writer.execute("COMMIT")
+        after = await _sample(store)
+
+        assert [len(sample.holders) for sample in (before, during, after)] == [0, 1, 0]
+
+    async def test_high_is_what_was_visible(self, store: PgEventStore, writer: Session) -> None:
+        """Not what was handed out."""
+        await insert(writer, [2])
+        await writer.execute(f"BEGIN; {INSERT}")
+        sample = await _sample(store)
+
+        assert sample.high == 2
+
+    async def test_a_prepared_transaction_is_a_holder_under_the_same_name(
+        self, store: PgEventStore, writer: Session
+    ) -> None:
+        """Its session may end; only its own end counts."""
+        await writer.execute(f"BEGIN; {INSERT}")
+        open_one = await _sample(store)
+        await writer.execute("PREPARE TRANSACTION 'order 42'")
+        prepared = await _sample(store)
+        await writer.execute("ROLLBACK PREPARED 'order 42'")
+        ended = await _sample(store)
+
+        assert len(open_one.holders) == 1
+        assert (prepared.holders, ended.holders) == (open_one.holders, ())
+
+    async def test_a_strangers_transaction_is_none(
+        self, store: PgEventStore, writer: Session, postgres_dsn: str
+    ) -> None:
+        """Nor is one that reads events, or writes those of another schema."""
+        async with open_log(postgres_dsn, ManualClock()), PgEventStore(postgres_dsn, schema="it's other"):
+            await writer.execute("BEGIN; CREATE TABLE stranger (n integer); SELECT * FROM events")
+            await writer.execute('SET LOCAL search_path TO "it\'s other"')
+            await writer.execute(INSERT)
+
+            assert (await _sample(store)).holders == ()
+            await writer.execute("ROLLBACK")
+
+    async def test_a_schema_of_any_name_has_its_own_holders(
+        self, store: PgEventStore, writer: Session, postgres_dsn: str
+    ) -> None:
+        """Names are not built into strings."""
+        async with PgEventStore(postgres_dsn, schema='it\'s "other"') as other:
+            await writer.execute('SET search_path TO "it\'s ""other"""')
+            await writer.execute(f"BEGIN; {INSERT}")
+
+            assert len((await _sample(other)).holders) == 1
+            assert (await _sample(store)).holders == ()
+
+
+class TestUnsoundLogs:
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ("ALTER SEQUENCE events_global_sequence_seq CACHE 20", "CACHE 20"),
+            ("ALTER SEQUENCE events_global_sequence_seq INCREMENT 2", "INCREMENT 1"),
+            ("ALTER SEQUENCE events_global_sequence_seq CYCLE", "NO CYCLE"),
+            ("ALTER SEQUENCE events_global_sequence_seq RENAME TO other", "is gone"),
+        ],
+    )
+    async def test_a_sequence_that_was_changed_meanwhile_proves_nothing(
+        self, store: PgEventStore, writer: Session, change: str, reason: str
+    ) -> None:
+        """It is looked at every time; the message says how to repair it. What is visible can be read."""
+        await insert(writer, [1, 2])
+        await writer.execute(change)
+        with pytest.raises(UnsoundLogError, match=reason):
+            await store.log.read(START, 10, None, with_sample=True)
+
+        assert numbers_of(await store.log.read(START, 10, None)) == [1, 2]
+
+    async def test_a_standby_proves_nothing(self) -> None:
+        """Events arrive there without drawing a number; it may have become one meanwhile."""
+        with FutureStandby() as server:
+            async with open_log(server.dsn(), ManualClock()) as store:
+                server.become_standby()
+                with pytest.raises(UnsoundLogError, match="standby"):
+                    await _sample_again(store)
+
+
+async def _sample_again(store: PgEventStore) -> WriterSample:
+    """The first sample that can be taken after the connections were lost."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(StoreUnavailableError):
+                return await _sample(store)
+
+
+class TestServers:
+    async def test_a_server_that_has_recovered_from_a_crash_is_another_one(
+        self, own_postgres: Server
+    ) -> None:
+        """Commits that did not wait for the disk may be gone, and their numbers handed out again."""
+        async with open_log(own_postgres.dsn(), ManualClock()) as store:
+            before = await _sample(store)
+            again = await _sample(store)
+            async with open_writer(own_postgres.dsn()) as victim:
+                os.kill(victim.get_server_pid(), signal.SIGKILL)
+                with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+                    await victim.execute("SELECT pg_sleep(30)")
+            after = await _sample_again(store)
+            page = await store.log.read(START, 10, None)
+
+        assert before.server == again.server != after.server == page.server
+
+
+class TestOpenWriters:
+    async def test_nobody_is_listed_when_nobody_writes(self, store: PgEventStore, writer: Session) -> None:
+        """We ourselves are not a writer, nor is whoever has ended."""
+        await insert(writer, [1])
+        await writer.execute("BEGIN; SELECT * FROM events")
+
+        assert await store.log.open_writers() == []
+
+    async def test_a_writer_is_listed_with_its_process_name_and_age(
+        self, store: PgEventStore, postgres_dsn: str
+    ) -> None:
+        """So that somebody can see to it."""
+        async with open_writer(postgres_dsn, "monthly import") as writer:
+            await writer.execute(f"BEGIN; {INSERT}; SELECT pg_sleep(0.05)")
+            (found,) = await store.log.open_writers()
+
+            assert (found.pid, found.application_name) == (writer.get_server_pid(), "monthly import")
+            assert found.gid is None
+            assert 0.05 <= found.age_seconds < 60
+
+    async def test_the_oldest_comes_first(self, store: PgEventStore, postgres_dsn: str) -> None:
+        """It is the one that is waited for, whoever drew a number first."""
+        async with open_writer(postgres_dsn, "young") as young, open_writer(postgres_dsn, "old") as old:
+            await old.execute("BEGIN; SELECT 1")
+            await young.execute(f"BEGIN; {INSERT}")
+            await old.execute(INSERT)
+            found = await store.log.open_writers()
+
+            assert [each.application_name for each in found] == ["old", "young"]
+
+    async def test_a_prepared_transaction_is_listed_by_its_name(
+        self, store: PgEventStore, writer: Session, postgres_dsn: str
+    ) -> None:
+        """It belongs to no session, and may be older than all of them."""
+        async with open_writer(postgres_dsn) as preparing:
+            pid = preparing.get_server_pid()
+            await preparing.execute(f"BEGIN; {INSERT}; PREPARE TRANSACTION 'order 42'")
+        await until_ended(writer, pid)
+        (found,) = await store.log.open_writers()
+        await writer.execute("COMMIT PREPARED 'order 42'")
+
+        assert (found.pid, found.application_name, found.gid) == (None, None, "order 42")
+        assert 0 <= found.age_seconds < 60
+        assert await store.log.open_writers() == []
+
+    async def test_a_prepared_transaction_is_found_after_a_restart_of_the_server(
+        self, own_postgres: Server
+    ) -> None:
+        """It survives it under another name, and nobody else remembers it."""
+        dsn = own_postgres.dsn()
+        async with open_log(dsn, ManualClock()), open_writer(dsn) as writer:
+            await writer.execute(f"BEGIN; {INSERT}; PREPARE TRANSACTION 'order 42'")
+        own_postgres.restart()
+        async with open_log(dsn, ManualClock()) as store:
+            sample, (found,) = await _sample(store), await store.log.open_writers()
+
+        assert [holder.startswith("-1/") for holder in sample.holders] == [True]
+        assert found.gid == "order 42"

@@ -1,0 +1,249 @@
+"""PgEventStore: its life, and pools, schemas and settings of the user's, on a real server."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from postbus.errors import BusLoopError, EventNotFoundError, StoreClosedError, StoreUnavailableError
+from postbus.events import Event, LogPosition
+from postbus.stores.postgres import PgEventStore
+from postbus.testing import ManualClock
+from tests.contracts.steps import MAIL, append, bury, make_draft
+from tests.end_to_end.forks import run_in_fork
+from tests.postgres.databases import Databases
+from tests.postgres.steps import ask
+from tests.stores.checkpoint_steps import START, make_database
+
+SESSIONS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+
+
+@pytest.fixture
+async def postgres_dsn(databases: Databases) -> AsyncIterator[str]:
+    async with make_database(databases) as dsn:
+        yield dsn
+
+
+class TestLife:
+    async def test_a_store_opens_when_it_is_first_used(self, postgres_dsn: str) -> None:
+        """As any other."""
+        store = PgEventStore(postgres_dsn)
+        try:
+            (event,) = await store.append("order-1", [("order.placed", {"n": 1})])
+
+            assert await store.read_stream("order-1") == [event]
+        finally:
+            await store.close()
+
+    async def test_every_way_of_use_opens_it(self, postgres_dsn: str) -> None:
+        """At the same time, once."""
+        store = PgEventStore(postgres_dsn)
+        try:
+            found = await asyncio.gather(
+                store.head(),
+                store.log.read(START, 10, None),
+                store.dead_letters.page(10, 0, None),
+                store.states.get("orders", "1"),
+                store.checkpoints.list(),
+                store.subscriber_locks.try_acquire(MAIL),
+            )
+
+            assert found[0] == 0
+            assert found[-1] is True
+        finally:
+            await store.close()
+
+    async def test_closing_twice_is_closing_once_and_leaves_no_session(self, postgres_dsn: str) -> None:
+        """Nor does closing what was never opened do anything."""
+        store = PgEventStore(postgres_dsn)
+        await store.close()
+        await store.open()
+        await store.append("order-1", [("order.placed",)])
+        await store.close()
+        await store.close()
+
+        async with asyncio.timeout(10):
+            while await ask(postgres_dsn, SESSIONS):
+                pass
+
+    async def test_a_closed_store_is_not_opened_behind_its_owners_back(self, postgres_dsn: str) -> None:
+        """A handler that outlives its bus gets an error; open() is the way back."""
+        store = PgEventStore(postgres_dsn)
+        await store.open()
+        await store.close()
+        for use in (store.head, lambda: store.append("a", [("b",)]), lambda: store.get("a")):
+            with pytest.raises(StoreClosedError):
+                await use()
+        await store.open()
+        head = await store.head()
+        await store.close()
+
+        assert head == 0
+
+    async def test_what_was_appended_before_close_is_there(self, postgres_dsn: str) -> None:
+        """Closing waits for what is on its way."""
+        store = PgEventStore(postgres_dsn)
+        await store.open()
+        appending = [asyncio.ensure_future(store.append(str(number), [("a",)])) for number in range(50)]
+        await asyncio.sleep(0)
+        await store.close()
+        await asyncio.gather(*appending)
+
+        assert await ask(postgres_dsn, "SELECT count(*) FROM postbus.events") == 50
+
+    async def test_the_block_of_a_store_is_its_life(self, postgres_dsn: str) -> None:
+        """Open inside, closed after."""
+        async with PgEventStore(postgres_dsn) as store:
+            await store.head()
+        with pytest.raises(StoreClosedError):
+            await store.head()
+
+    async def test_another_event_loop_is_refused(self, postgres_dsn: str) -> None:
+        """Its connections would wait for the loop in which they were made."""
+        async with PgEventStore(postgres_dsn) as store:
+
+            async def use_elsewhere() -> None:
+                for use in (store.head, lambda: store.append("a", [("b",)])):
+                    with pytest.raises(BusLoopError, match="another event loop"):
+                        await use()
+
+            await asyncio.to_thread(asyncio.run, use_elsewhere())
+
+            assert await store.head() == 0
+
+    async def test_a_forked_child_is_refused_and_does_the_parent_no_harm(self, postgres_dsn: str) -> None:
+        """Two processes on one connection would mix their words."""
+        async with PgEventStore(postgres_dsn) as store:
+
+            def use_in_child() -> None:
+                asyncio._set_running_loop(None)
+                asyncio.run(_expect_refusal(store))
+
+            assert run_in_fork(use_in_child) == 0
+            assert await store.head() == 0
+
+    async def test_a_server_that_is_not_there_is_told(self) -> None:
+        """As something that may pass."""
+        store = PgEventStore("postgresql://nobody@127.0.0.1:1/nothing")
+        with pytest.raises(StoreUnavailableError):
+            await store.open()
+        await store.close()
+
+
+async def _expect_refusal(store: PgEventStore) -> None:
+    for use in (store.head, lambda: store.append("a", [("b",)])):
+        with pytest.raises(BusLoopError, match="forked"):
+            await use()
+    await store.close()
+
+
+@pytest.mark.parametrize("strange", ["a\0b", "\ud800", 42])
+async def test_an_id_that_no_database_has_is_not_found(postgres_dsn: str, strange: str) -> None:
+    """As any other that is unknown."""
+    async with PgEventStore(postgres_dsn) as store:
+        for use in (
+            store.get,
+            store.dead_letters.get,
+            store.dead_letters.revive,
+            lambda unknown: store.dead_letters.resolve(unknown, "anna", None),
+            lambda unknown: store.purge(unknown, "anna"),
+        ):
+            with pytest.raises(EventNotFoundError):
+                await use(strange)
+
+        assert await store.read_stream(strange) == []
+
+
+class TestPools:
+    async def test_a_pool_that_decodes_json_in_its_own_way_is_no_harm(self, postgres_dsn: str) -> None:
+        """Events, dead letters and states are read and written as everywhere."""
+
+        async def set_codecs(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+            for name in ("json", "jsonb"):
+                await connection.set_type_codec(
+                    name, encoder=json.dumps, decoder=json.loads, schema="pg_catalog"
+                )
+
+        async with (
+            asyncpg.create_pool(postgres_dsn, init=set_codecs, min_size=1) as pool,
+            PgEventStore(pool, clock=ManualClock()) as store,
+        ):
+            draft = make_draft(payload={"n": 1}, metadata={"k": "v"}, stream_id="order-1")
+            (event,) = await append(store, draft)
+            dead = await bury(store, await store.checkpoints.claim(MAIL, START), event, "boom")
+            await store.states.put("orders", "1", b'{"n":1}')
+
+            assert (await store.log.read(START, 10, None)).events == [event] == [await store.get(event.id)]
+            assert (dead.payload, dead.metadata, dead.errors) == ({"n": 1}, {"k": "v"}, ["boom"])
+            assert await store.states.get("orders", "1") == b'{"n":1}'
+            assert await store.states.items("orders", "", 10) == [("1", b'{"n":1}')]
+
+    async def test_the_users_pool_is_left_open(self, postgres_dsn: str) -> None:
+        """It is the user's."""
+        async with asyncpg.create_pool(postgres_dsn, min_size=1) as pool:
+            async with PgEventStore(pool) as store:
+                await store.append("order-1", [("order.placed",)])
+
+            assert await pool.fetchval("SELECT count(*) FROM postbus.events") == 1
+
+
+class TestSchemas:
+    async def test_logs_in_two_schemas_know_nothing_of_each_other(self, postgres_dsn: str) -> None:
+        """Whatever their names are."""
+        async with PgEventStore(postgres_dsn) as one, PgEventStore(postgres_dsn, schema='it\'s "2"') as two:
+            (event,) = await one.append("order-1", [("order.placed", {"n": 1})])
+
+            assert await two.read_all() == []
+            assert await two.read_stream("order-1") == []
+            with pytest.raises(EventNotFoundError):
+                await two.get(event.id)
+            (other,) = await two.append("order-1", [("order.placed", {"n": 2})], expected_version=0)
+            page = await two.log.read(LogPosition(other.global_sequence or 0), 10, None, with_sample=True)  # type: ignore[arg-type]
+            assert page.events == []
+            await two.purge(other.id, "anna")
+            assert await one.read_all() == [event]
+
+
+class TestStates:
+    async def test_keys_come_in_the_order_of_python(self, postgres_dsn: str) -> None:
+        """Whatever the collation of the database is."""
+        keys = ["a", "B", "\u00e4", "z", "Z", "-", "1", "10", "9", "\u20ac", "\U0001f600"]
+        async with PgEventStore(postgres_dsn) as store:
+            for key in keys:
+                await store.states.put("orders", key, b"1")
+            found: list[str] = []
+            while items := await store.states.items("orders", found[-1] if found else "", 3):
+                found += [key for key, _ in items]
+
+        assert found == sorted(keys)
+
+    async def test_a_state_is_kept_word_for_word(self, postgres_dsn: str) -> None:
+        """Numbers of any size, double keys and escapes too: it is the user's JSON."""
+        state = b'{"b":1,"a":12345678901234567890.1234567890,"a":"\\u0000 \\ud800 \xc3\xa4"}'
+        async with PgEventStore(postgres_dsn) as store:
+            await store.states.put("orders", "1", state)
+
+            assert await store.states.get("orders", "1") == state
+
+
+def _ids(events: list[Event]) -> list[str]:
+    return [event.id for event in events]
+
+
+async def test_reading_all_goes_on_over_gaps_and_pages(postgres_dsn: str) -> None:
+    """As many as are asked for, in order."""
+    async with PgEventStore(postgres_dsn) as store:
+        await store.append("order-1", [("order.placed",)] * 1500)
+        await ask(postgres_dsn, "SELECT nextval('postbus.events_global_sequence_seq')")
+        (last,) = await store.append("order-2", [("order.placed",)])
+        events = await store.read_all(limit=5000)
+
+        assert len(set(_ids(events))) == 1501
+        assert events[-1] == last
+        assert await store.read_all(after=1490, limit=5) == events[1490:1495]
+        assert await store.read_all(after=2**70) == []
+        assert await store.read_stream("order-1", 2**70) == []

@@ -1,0 +1,253 @@
+"""Wake-ups: this process at once, the others by few notifications, and never an error for the publisher."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from postbus.stores.postgres.database import Database
+from postbus.stores.postgres.wake_ups import NotifyMode, WakeUps
+from tests.postgres.binaries import find_version
+from tests.postgres.server import Server
+from tests.postgres.steps import ask
+from tests.stores.postgres_steps import end_session, eventually, listening
+
+_INSERT = "INSERT INTO postbus.events (id, event_type) VALUES ($1, 'a') RETURNING global_sequence"
+
+
+class Bus:
+    """The wake-ups of one bus, and how often its one watcher was woken."""
+
+    def __init__(self, database: Database, wake_ups: WakeUps) -> None:
+        self.database = database
+        self.wake_ups = wake_ups
+        self.woken_count = 0
+
+    def wake(self) -> None:
+        """What a subscriber would be woken by."""
+        self.woken_count += 1
+
+
+@asynccontextmanager
+async def bus_on(target: Any, mode: NotifyMode = "after_commit") -> AsyncIterator[Bus]:
+    """A bus with one watcher."""
+    database = Database(target)
+    wake_ups = WakeUps(database, mode)
+    bus = Bus(database, wake_ups)
+    wake_ups.watch(bus.wake)
+    await database.open()
+    try:
+        yield bus
+    finally:
+        await wake_ups.close()
+        await database.close()
+
+
+async def test_what_one_bus_announces_wakes_the_others(postgres_dsn: str) -> None:
+    """They know the number then; the head they know only rises."""
+    async with bus_on(postgres_dsn) as one, bus_on(postgres_dsn) as other:
+        one.wake_ups.announce(7)
+        await eventually(lambda: other.wake_ups.known_head == 7)
+        await eventually(lambda: other.woken_count == 1)
+        # One that was committed later than a higher one.
+        one.wake_ups.announce(5)
+        await eventually(lambda: other.woken_count == 2)
+
+        assert other.wake_ups.known_head == 7
+
+
+async def test_its_own_watchers_are_woken_at_once_and_once(postgres_dsn: str) -> None:
+    """Not by way of the server, and not again when the notification comes back."""
+    async with bus_on(postgres_dsn) as bus, listening(postgres_dsn, bus.database.channel) as outside:
+        bus.wake_ups.announce(7)
+        bus.wake_ups.announce(8)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        at_once = bus.woken_count
+        await eventually(lambda: "8" in outside.heard)
+        # What was sent before has arrived when this has.
+        await ask(postgres_dsn, "SELECT pg_notify($1, '9')", bus.database.channel)
+        await eventually(lambda: bus.wake_ups.known_head == 9)
+        await asyncio.sleep(0)
+
+        assert at_once == 1
+        assert bus.woken_count == 2
+
+
+async def test_a_thousand_announcements_make_few_notifications(postgres_dsn: str) -> None:
+    """The newest number wins; it is a number and nothing else."""
+    async with bus_on(postgres_dsn) as bus, listening(postgres_dsn, bus.database.channel) as outside:
+        for sequence in range(1, 1001):
+            bus.wake_ups.announce(sequence)
+            if sequence % 10 == 0:
+                await asyncio.sleep(0)
+        await eventually(lambda: "1000" in outside.heard)
+
+    assert len(outside.heard) < 50
+    assert all(payload.isdecimal() for payload in outside.heard)
+    assert outside.heard == sorted(outside.heard, key=int)
+
+
+async def test_publishers_one_after_the_other_share_notifications(postgres_dsn: str) -> None:
+    """At most one every 2 ms: each costs as much as a small append."""
+    loop = asyncio.get_running_loop()
+    async with bus_on(postgres_dsn) as bus, listening(postgres_dsn, bus.database.channel) as outside:
+        began_at = loop.time()
+        for sequence in range(1, 501):
+            bus.wake_ups.announce(sequence)
+            await bus.database.fetch("SELECT 1")
+        await eventually(lambda: "500" in outside.heard)
+        seconds = loop.time() - began_at
+
+    assert len(outside.heard) <= seconds / 0.002 + 1
+
+
+async def test_switched_off_nothing_is_sent(postgres_dsn: str) -> None:
+    """The own watchers are woken all the same, and others can be heard."""
+    async with bus_on(postgres_dsn, "off") as bus, listening(postgres_dsn, bus.database.channel) as outside:
+        bus.wake_ups.announce(7)
+        await eventually(lambda: bus.woken_count == 1)
+        await ask(postgres_dsn, "SELECT pg_notify($1, '9')", bus.database.channel)
+        await eventually(lambda: bus.wake_ups.known_head == 9)
+
+    assert outside.heard == ["9"]
+
+
+async def test_the_trigger_tells_of_every_writer(postgres_dsn: str) -> None:
+    """Whoever inserts, at commit; this bus sends nothing beside it."""
+    async with (
+        bus_on(postgres_dsn, "trigger") as bus,
+        listening(postgres_dsn, bus.database.channel) as outside,
+    ):
+        sequence = await ask(postgres_dsn, _INSERT, "one")
+        assert isinstance(sequence, int)
+        bus.wake_ups.announce(sequence)
+        bus.wake_ups.watch_foreign([sequence])
+        await eventually(lambda: bus.wake_ups.known_head == sequence)
+        await ask(postgres_dsn, _INSERT, "two")
+        await eventually(lambda: len(outside.heard) == 2)
+
+        assert outside.heard == [str(sequence), str(sequence + 1)]
+        assert bus.woken_count >= 2
+
+
+async def test_events_of_a_callers_transaction_are_announced_after_its_commit(postgres_dsn: str) -> None:
+    """Not before: who looked then would find nothing. And not at all if it is rolled back."""
+    async with bus_on(postgres_dsn) as bus, bus_on(postgres_dsn) as other:
+        caller = await asyncpg.connect(postgres_dsn)
+        rolled_back = caller.transaction()
+        await rolled_back.start()
+        bus.wake_ups.watch_foreign([await caller.fetchval(_INSERT, "never")])
+        await rolled_back.rollback()
+        transaction = caller.transaction()
+        await transaction.start()
+        sequence = await caller.fetchval(_INSERT, "mine")
+        bus.wake_ups.watch_foreign([sequence])
+        await asyncio.sleep(0.1)
+        before = bus.woken_count, other.woken_count
+        await transaction.commit()
+        await caller.close()
+        await eventually(lambda: other.wake_ups.known_head == sequence)
+        await eventually(lambda: other.woken_count == 1)
+
+        assert before == (0, 0)
+        assert (bus.woken_count, bus.wake_ups.known_head) == (1, sequence)
+
+
+async def test_numbers_that_never_become_visible_are_given_up(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks for them for ever."""
+    monkeypatch.setattr("postbus.stores.postgres.wake_ups._GIVEN_UP_AFTER", 0.1)
+    async with bus_on(postgres_dsn) as bus:
+        bus.wake_ups.watch_foreign([1, 2, 3])
+        await eventually(lambda: bus.wake_ups._looker is None)
+
+        assert bus.woken_count == 0
+
+
+async def test_watchers_are_woken_after_the_session_was_replaced(postgres_dsn: str) -> None:
+    """A notification may have been missed meanwhile."""
+    async with bus_on(postgres_dsn) as bus:
+        await end_session(postgres_dsn, bus.database)
+        await eventually(lambda: bus.woken_count == 1)
+
+
+async def test_who_does_not_watch_any_more_is_not_woken(postgres_dsn: str) -> None:
+    """To stop twice is allowed."""
+    async with bus_on(postgres_dsn) as bus:
+        bus.wake_ups.unwatch(bus.wake)
+        bus.wake_ups.unwatch(bus.wake)
+        bus.wake_ups.announce(7)
+        await asyncio.sleep(0.01)
+
+        assert bus.woken_count == 0
+        assert bus.wake_ups.known_head == 7
+
+
+async def test_a_server_that_is_gone_is_no_error_for_who_announces(
+    own_postgres: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged once, and closing is quick."""
+    async with bus_on(own_postgres.dsn()) as bus:
+        own_postgres.kill()
+        with caplog.at_level(logging.WARNING, "postbus"):
+            for sequence in range(1, 6):
+                bus.wake_ups.announce(sequence)
+                await eventually(lambda: bus.wake_ups._sender is None)
+        began_at = asyncio.get_running_loop().time()
+    seconds = asyncio.get_running_loop().time() - began_at
+
+    assert caplog.text.count("can't be notified") == 1
+    assert seconds < 3
+
+
+async def test_a_full_queue_of_notifications_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody who listens and never reads lets the server's queue run full: others only have to poll.
+
+    When that one is gone, notifications go through again, which the server does not see to by itself.
+    """
+    with Server(find_version(18), settings={"max_notify_queue_pages": 64}) as server:
+        dsn = server.dsn()
+        async with bus_on(dsn) as bus:
+            sleeper = await asyncpg.connect(dsn)
+            await sleeper.execute("LISTEN elsewhere")
+            await sleeper.execute("BEGIN")
+            with pytest.raises(asyncpg.PostgresError, match="too many notifications"):
+                await fill_queue(dsn)
+            with caplog.at_level(logging.WARNING, "postbus"):
+                for sequence in (7, 8):
+                    bus.wake_ups.announce(sequence)
+                    await eventually(lambda: bus.wake_ups._sender is None)
+            await sleeper.close()
+            async with listening(dsn, bus.database.channel) as outside:
+                await eventually_through(bus, outside.heard)
+
+            assert bus.database.session.is_up
+    assert caplog.text.count("can't be notified") == 1
+    assert "NOTIFY queue" in caplog.text
+    assert "was lost" not in caplog.text
+
+
+async def fill_queue(dsn: str) -> None:
+    """Notify until the server refuses."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        for number in range(10_000):
+            await connection.execute("SELECT pg_notify('elsewhere', $1)", f"{number}".ljust(7900, "x"))
+    finally:
+        await connection.close()
+
+
+async def eventually_through(bus: Bus, heard: list[str]) -> None:
+    """Announce until it comes through."""
+    async with asyncio.timeout(10):
+        while True:
+            bus.wake_ups.announce(9)
+            if "9" in heard:
+                return
+            await asyncio.sleep(0.05)
