@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from bench import machine
-from bench.goals import GOALS, Judgement, Verdict, judge
+from bench.goals import GOALS
 from bench.harness import Failed, NotInstalled, Outcome, Results, Row, run_in_process, run_rounds
+from bench.judging import Judgement, Verdict, judge
 from bench.model import Candidate, Effort, Sample, Tier, Workload
 from bench.pg import server
 from bench.report import json_report, markdown_report, number, text_report

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from bench.goals import Judgement, Verdict
 from bench.harness import Failed, Results, Row, Summary
+from bench.judging import Judgement, Verdict
 from bench.model import Sample, Workload
 
 Table = Sequence[Sequence[str]]

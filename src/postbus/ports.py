@@ -335,8 +335,10 @@ class SubscriberLocks(Protocol):
         """Let another become the holder, at once or as soon as it can be done. Idempotent."""
         ...
 
-    def watch(self, on_lost: Callable[[], None] | None) -> None:
-        """Call this in the event loop when all locks are lost, and the server may be another one."""
+    def watch(self, on_lost: Callable[[], None] | None, on_free: Callable[[], None] | None) -> None:
+        """Call *on_lost* in the event loop when all locks are lost, and the server may be another one;
+        *on_free*, where it can be known, when somebody has released one.
+        """
         ...
 
 

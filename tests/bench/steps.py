@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.goals import Goal
 from bench.harness import Outcome, Results, Row
+from bench.judging import Goal
 from bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
 
 TINY = Effort(seconds=0.01, warm_up=0.001)

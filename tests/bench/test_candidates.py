@@ -13,10 +13,12 @@ from bench.measuring import PAYLOAD, PAYLOAD_BYTES, percentile
 from bench.model import Candidate, PeerMissingError, Tier, Workload
 from tests.bench.steps import TINY
 
+# Those on PostgreSQL take too long for a test: test_postgres.py runs some of them.
 QUICK = [
     pytest.param(workload, candidate, id=f"{workload.name}/{candidate.name}")
     for workload, candidates in select(Tier.QUICK, []).values()
     for candidate in candidates
+    if not workload.needs_postgres
 ]
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from bench.__main__ import exit_code
-from bench.goals import GOALS, Goal, Judgement, Verdict, judge
+from bench.goals import GOALS
 from bench.harness import Failed, NotInstalled
+from bench.judging import Goal, Judgement, Verdict, judge
 from bench.workloads import WORKLOADS
 from tests.bench.steps import goal, results_of, sample
 

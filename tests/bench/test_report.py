@@ -2,8 +2,8 @@
 
 import json
 
-from bench.goals import judge
 from bench.harness import NotInstalled
+from bench.judging import judge
 from bench.report import json_report, markdown_table, number, text_table, workload_table
 from tests.bench.steps import WORKLOAD, goal, results_of, sample
 

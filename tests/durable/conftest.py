@@ -23,16 +23,16 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture(params=DATABASES)
-def kind(request: pytest.FixtureRequest, clock: ManualClock) -> Database:
+def any_database(request: pytest.FixtureRequest, clock: ManualClock) -> Database:
     """A database of each kind, perhaps with something of earlier tests in it."""
     return DATABASES[request.param](request, clock)
 
 
 @pytest.fixture
-async def database(kind: Database) -> Database:
+async def database(any_database: Database) -> Database:
     """What outlives a bus: one of each kind."""
-    await kind.empty()
-    return kind
+    await any_database.empty()
+    return any_database
 
 
 @pytest.fixture

@@ -118,8 +118,8 @@ DATABASES: dict[str, Callable[[pytest.FixtureRequest, Clock], Database]] = {
     "postgres": PostgresDatabase,
 }
 # Those with handlers without an id, and with transactional handlers that are plain functions.
-on_embedded = pytest.mark.parametrize("kind", ["memory", "sqlite"], indirect=True)
-on_postgres = pytest.mark.parametrize("kind", ["postgres"], indirect=True)
+on_embedded = pytest.mark.parametrize("any_database", ["memory", "sqlite"], indirect=True)
+on_postgres = pytest.mark.parametrize("any_database", ["postgres"], indirect=True)
 
 
 class FaultyPort:

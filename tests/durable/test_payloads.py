@@ -46,12 +46,22 @@ TYPES: list[Any] = [Placed, PlacedStruct, PlacedModel]
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("id", [ID, None])
-async def test_the_annotation_of_the_handler_says_what_it_gets(
-    make_bus: MakeBus, kind: Any, id: str | None
+async def test_the_annotation_of_the_handler_says_what_it_gets(make_bus: MakeBus, kind: Any) -> None:
+    """The payload itself or the event with it, async and plain."""
+    await _gets_what_it_says(make_bus(), kind, ID)
+
+
+@on_embedded
+@pytest.mark.parametrize("kind", TYPES)
+async def test_the_annotation_of_a_handler_without_an_id_says_what_it_gets(
+    make_bus: MakeBus, kind: Any
 ) -> None:
-    """The payload itself or the event with it, for handlers and subscribers, async and plain."""
-    bus, got = make_bus(), list[Any]()
+    """Alike."""
+    await _gets_what_it_says(make_bus(), kind, None)
+
+
+async def _gets_what_it_says(bus: EventBus, kind: Any, id: str | None) -> None:
+    got = list[Any]()
 
     async def take(payload: Any) -> None:
         got.append(payload)

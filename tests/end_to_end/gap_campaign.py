@@ -6,137 +6,31 @@ python -m tests.end_to_end.gap_campaign --transactions 100000 [--seed 7] [--kill
 import argparse
 import asyncio
 import math
-import os
 import random
-import signal
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 
 import asyncpg
 
 from postbus import PgEventBus
-from tests.end_to_end.children.gap_subscribers import EFFECTS, RARE, SUBSCRIBERS, SYNCHRONOUS, TRANSACTIONAL
-from tests.end_to_end.gap_checks import Evidence, check_everything, count_repetitions, gather
+from tests.end_to_end.children.gap_subscribers import EFFECTS, RARE, SUBSCRIBERS, SYNCHRONOUS
+from tests.end_to_end.gap_checks import check_everything, gather
 from tests.end_to_end.gap_history import Notes, Transaction
-from tests.end_to_end.gap_transactions import COMMITTED, ROLLED_BACK, UNKNOWN
-from tests.end_to_end.gap_watch import Wait, Watch, waits_for_dead
+from tests.end_to_end.gap_outcome import Outcome
+from tests.end_to_end.gap_slots import Slot
+from tests.end_to_end.gap_transactions import COMMITTED
+from tests.end_to_end.gap_watch import Watch, waits_for_dead
 from tests.end_to_end.processes import Child
 from tests.postgres.server import Server
 
 WRITER_COUNT = 2
 # Name and longest pause. The second one makes a standby for the first, now and then.
 _SLOTS = (("a", 0.2), ("b", 5.0))
-# A life is short, so that it ends at its start, or long, so that it ends at the head of the log.
-_SHORT_LIFE, _LONG_LIFE = 1.0, 12.0
 _SECONDS_BETWEEN_LOOKS = 0.05
 # For what the writers left behind them, on a machine that does other things besides.
 _MOST_SECONDS_TO_SETTLE = 60.0
-
-
-class Slot:
-    """A place for processes with subscribers: one lives in it, is killed, and the next one comes."""
-
-    def __init__(self, child: Child, chance: random.Random, name: str, longest_pause: float) -> None:
-        self._child, self._chance, self._name = child, chance, name
-        self._longest_pause = longest_pause
-        self._process: int | None = None
-        self._next_at = 0.0
-        self.life_count = self.kill_count = 0
-
-    def tick(self) -> None:
-        """Begin or end a life if it is time to."""
-        if time.monotonic() < self._next_at:
-            return
-        if self._process is None:
-            self.begin()
-            longest = self._chance.choice((_SHORT_LIFE, _LONG_LIFE))
-            self._next_at = time.monotonic() + self._chance.uniform(0.05, longest)
-        else:
-            self.end()
-            self._next_at = time.monotonic() + self._chance.uniform(0.0, self._longest_pause)
-
-    def begin(self) -> None:
-        """A new process, unless one lives."""
-        if self._process is None:
-            self.life_count += 1
-            self._child.say(f"{self._name}{self.life_count}")
-            self._process = int(self._child.hear())
-
-    def end(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        assert self._process is not None, "nobody lives here"
-        self._kill(self._process)
-        while (heard := self._child.hear()) != str(-signal.SIGKILL):
-            assert heard == "begun", f"it ended by itself: {heard}\n{self._child.errors()}"
-        self._process = None
-        self.kill_count += 1
-
-    def close(self) -> None:
-        """Leave nobody behind."""
-        if self._process is not None:
-            self._kill(self._process)
-
-    @staticmethod
-    def _kill(process: int) -> None:
-        # One that has ended by itself is found out by its exit code.
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What happened in one campaign."""
-
-    seed: int
-    evidence: Evidence
-    seconds: float
-    seconds_to_settle: float
-    life_count: int
-    kill_count: int
-    waits: list[Wait]
-    never_passed: list[int]
-
-    def describe(self) -> str:
-        """Its numbers."""
-        told = self.evidence.transactions
-        written = [each for each in told if each.kind != "publish"]
-        outcomes = Counter(each.outcome for each in written)
-        numbers = (
-            f"{outcomes[COMMITTED]} committed, {outcomes[ROLLED_BACK]} rolled back, "
-            f"{outcomes[UNKNOWN]} of unknown outcome; {len(told) - len(written)} calls of publish"
-        )
-        lines = [
-            f"seed {self.seed}, {self.seconds:.0f} s",
-            f"{len(written)} transactions: {numbers}",
-            "  " + ", ".join(f"{kind} {n}" for kind, n in Counter(each.kind for each in told).most_common()),
-            f"{len(self.evidence.stored)} events, up to the number {max(self.evidence.stored.values())}",
-            f"{self.kill_count} kills of {self.life_count} processes with subscribers, "
-            f"{len(self.evidence.server_died_at)} kills of the server",
-            *(f"{each}: {self._delivered(each)}" for each in SUBSCRIBERS),
-            f"settled {self.seconds_to_settle:.2f} s after the last writer",
-            f"{len(self.waits)} dead numbers held up {SYNCHRONOUS}, restarts included, for "
-            f"{_spread(each.in_all for each in self.waits)}; "
-            "after the end of all that were at work with them for "
-            f"{_spread(each.idle for each in self.waits)}",
-        ]
-        return "\n".join(lines)
-
-    def _delivered(self, subscriber_id: str) -> str:
-        count, again = len(self.evidence.of(subscriber_id)), count_repetitions(self.evidence, subscriber_id)
-        if subscriber_id == TRANSACTIONAL:
-            return f"{len(self.evidence.effects)} effects in {count} attempts"
-        return f"{count} deliveries, {again} of them repetitions"
-
-
-def _spread(values: Iterable[float]) -> str:
-    ordered = sorted(values)
-    median, p99 = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
-    return f"{median:.2f} s (median), {p99:.2f} s (p99), {ordered[-1]:.2f} s (longest)"
 
 
 class Campaign:

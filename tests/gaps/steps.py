@@ -84,7 +84,7 @@ async def soon(is_true: Callable[[], bool], within: float = 10.0) -> float:
     began_at = loop.time()
     try:
         async with asyncio.timeout(within):
-            while not is_true():
+            while not is_true():  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
     except TimeoutError:
         raise AssertionError(f"not within {within} s") from None

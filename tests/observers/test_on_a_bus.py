@@ -20,16 +20,16 @@ AT_ONCE = RetryPolicy(max_retries=1, base_delay=0)
 
 
 @pytest.fixture(params=DATABASES)
-def kind(request: pytest.FixtureRequest) -> Database:
+def any_database(request: pytest.FixtureRequest) -> Database:
     """A database of each kind, perhaps with something of earlier tests in it."""
     return DATABASES[request.param](request, SystemClock())
 
 
 @pytest.fixture
-async def make_store(kind: Database) -> MakeStore:
+async def make_store(any_database: Database) -> MakeStore:
     """Opens the same database every time."""
-    await kind.empty()
-    return kind.new_store
+    await any_database.empty()
+    return any_database.new_store
 
 
 class Tally(Projection[Document]):

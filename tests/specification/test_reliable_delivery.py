@@ -42,16 +42,16 @@ def still() -> ManualClock:
 
 
 @pytest.fixture(params=DATABASES)
-def kind(request: pytest.FixtureRequest, still: ManualClock) -> Database:
+def any_database(request: pytest.FixtureRequest, still: ManualClock) -> Database:
     """A database of each kind, perhaps with something of earlier tests in it."""
     return DATABASES[request.param](request, still)
 
 
 @pytest.fixture
-async def durable(kind: Database) -> Database:
+async def durable(any_database: Database) -> Database:
     """What outlives a bus."""
-    await kind.empty()
-    return kind
+    await any_database.empty()
+    return any_database
 
 
 @pytest.fixture

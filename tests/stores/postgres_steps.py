@@ -13,8 +13,9 @@ from tests.postgres.steps import ask
 
 @asynccontextmanager
 async def opened(target: Any, **options: Any) -> AsyncIterator[Database]:
-    """A database, open for the length of the block."""
+    """A database whose session listens, open for the length of the block."""
     database = Database(target, **options)
+    database.session.listen()
     await database.open()
     try:
         yield database

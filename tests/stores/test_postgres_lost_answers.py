@@ -28,7 +28,7 @@ from tests.stores.appending_steps import (
     stored_ids,
     until_waiting_for_lock,
 )
-from tests.stores.postgres_steps import eventually
+from tests.stores.postgres_steps import eventually, opened
 
 
 @pytest.fixture
@@ -148,6 +148,22 @@ async def test_who_gives_up_says_that_nobody_knows(
     with pytest.raises(StoreUnavailableError, match="may or may not have been stored"):
         await far.append([make_draft()])
     cutting.cancel()
+
+
+async def test_a_store_that_is_closed_before_the_answer_is_found_says_that_nobody_knows(
+    postgres_dsn: str, postgres_proxy: Proxy
+) -> None:
+    """It was sent: to say that the store was closed would be half the truth."""
+    async with opened(postgres_proxy.through(postgres_dsn)) as database:
+        executed = postgres_proxy.cut_before_answer_of(b"INSERT INTO")
+        call = asyncio.create_task(Appending(database, lambda _: None).append([make_draft()]))
+        await executed.wait()
+        # Whoever tries to connect waits.
+        postgres_proxy.swallow()
+        await database.close()
+        with pytest.raises(StoreUnavailableError, match="may or may not have been stored"):
+            await call
+        postgres_proxy.resume()
 
 
 async def test_what_was_never_sent_is_refused_at_once(own_postgres: Server) -> None:

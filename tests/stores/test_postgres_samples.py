@@ -117,9 +117,10 @@ class TestHolders:
     async def test_a_strangers_transaction_is_none(
         self, store: PgEventStore, writer: Session, postgres_dsn: str
     ) -> None:
-        """Nor is one that reads events, or writes those of another schema."""
-        async with open_log(postgres_dsn, ManualClock()), PgEventStore(postgres_dsn, schema="it's other"):
+        """Nor is one that reads events and the sequence, or writes events of another schema."""
+        async with PgEventStore(postgres_dsn, schema="it's other"):
             await writer.execute("BEGIN; CREATE TABLE stranger (n integer); SELECT * FROM events")
+            await writer.execute("SELECT last_value FROM events_global_sequence_seq")
             await writer.execute('SET LOCAL search_path TO "it\'s other"')
             await writer.execute(INSERT)
 

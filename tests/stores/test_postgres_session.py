@@ -164,6 +164,7 @@ async def test_a_pooler_that_swallows_listen_is_told_of_once(
         return await asyncpg.connect(postgres_dsn, connection_class=DeafConnection)
 
     session = Session(connect, "channel", Database(postgres_dsn).queries("session.sql"))
+    session.listen()
     watcher = Watcher(session)
     with caplog.at_level(logging.WARNING, "postbus"):
         await session.start()

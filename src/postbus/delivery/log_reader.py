@@ -108,7 +108,8 @@ class LogReader:
                 task.cancel()
 
     async def _ring(self) -> None:
-        await self._clock.until(self._clock.monotonic() + self._wait)
+        # At once, if nobody has looked at the writers for that long.
+        await self._clock.until(self._sampled_at + self._wait)
         self._wait = min(self._wait * _WAIT_GROWTH, _LONGEST_WAIT)
         self._alarm = None
         self._wake()

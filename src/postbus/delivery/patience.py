@@ -102,18 +102,20 @@ class Patience:
                 "subscriber %s goes on", self._subscriber_id, extra={"subscriber_id": self._subscriber_id}
             )
 
-    async def sleep(self, seconds: float) -> None:
-        """Return after so many seconds. StoppedError."""
-        sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
-        await self.race(sleeping)
+    async def sleep(self, seconds: float, waker: asyncio.Event | None = None) -> None:
+        """Return after so many seconds, or when the waker is set. StoppedError."""
+        waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._clock.sleep(seconds))]
+        if waker is not None:
+            waiting.append(asyncio.ensure_future(waker.wait()))
+        await self.race(*waiting)
 
-    async def race(self, waiting: "asyncio.Future[Any]") -> None:
-        """Return when the future is done. StoppedError."""
+    async def race(self, *waiting: "asyncio.Future[Any]") -> None:
+        """Return when one of the futures is done. StoppedError."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((*waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            waiting.cancel()
-            stopping.cancel()
+            for each in (*waiting, stopping):
+                each.cancel()
         if self.is_stopping:
             raise StoppedError

@@ -64,6 +64,7 @@ class SubscriberLoop:
             on_stubborn=self._go_on_without_handler,
         )
         self._wake_up = asyncio.Event()
+        self._may_be_free = asyncio.Event()
         self._phase = "starting"
         self._is_paused = False
         self._has_lock = False
@@ -157,6 +158,10 @@ class SubscriberLoop:
         if self._has_lock or self._ownership is not None:
             self._is_lost = True
             self.wake()
+
+    def try_again(self) -> None:
+        """The subscriber may have become free: a standby need not wait."""
+        self._may_be_free.set()
 
     def resume(self) -> None:
         """Go on."""
@@ -278,7 +283,8 @@ class SubscriberLoop:
                 self._known = None if found is None else found.position
                 self._note_progress()
             times += 1
-            await self.patience.sleep(_STANDBY_SECONDS)
+            await self.patience.sleep(_STANDBY_SECONDS, self._may_be_free)
+            self._may_be_free.clear()
 
     async def _try_to_own(self) -> bool:
         if self._is_coordinated and not self._has_lock:

@@ -99,7 +99,7 @@ class Subscribers:
         """End those that have not ended yet, and watch the log no more."""
         if self._is_started:
             self._store.log.unwatch(self.wake)
-            self._store.subscriber_locks.watch(None)
+            self._store.subscriber_locks.watch(None, None)
         self._reader.stop()
         if self._poller is not None:
             self._poller.cancel()
@@ -121,7 +121,7 @@ class Subscribers:
     def _start(self, loop: SubscriberLoop) -> None:
         if self._poller is None:
             self._store.log.watch(self.wake)
-            self._store.subscriber_locks.watch(self._lose)
+            self._store.subscriber_locks.watch(self._lose, self._try_again)
             self._poller = asyncio.get_running_loop().create_task(
                 self._poll(), name="postbus poll", context=contextvars.Context()
             )
@@ -132,6 +132,10 @@ class Subscribers:
         self._reader.forget()
         for loop in self:
             loop.lose()
+
+    def _try_again(self) -> None:
+        for loop in self:
+            loop.try_again()
 
     async def _poll(self) -> None:
         """A wake-up may get lost, and a clock of the tests may stand still: look now and then."""

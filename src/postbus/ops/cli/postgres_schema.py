@@ -19,7 +19,7 @@ async def migrate_schema(dsn: str, schema: str, *, notify_trigger: bool) -> str:
     """Migrate, and say from which version to which; UnsoundLogError if events could be lost there."""
     quoted_schema(schema)  # A bad name is refused before anything is connected.
     with translated():
-        connection = await connect(dsn, command_timeout=None)
+        connection = await connect(dsn)
         try:
             before = await read_version(connection, schema)
             await migrate(connection, schema)

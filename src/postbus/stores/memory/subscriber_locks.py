@@ -22,8 +22,8 @@ class InMemorySubscriberLocks:
         """Let another become the holder. Idempotent."""
         self._held.discard(subscriber_id)
 
-    def watch(self, on_lost: Callable[[], None] | None) -> None:
-        """These locks are never lost."""
+    def watch(self, on_lost: Callable[[], None] | None, on_free: Callable[[], None] | None) -> None:
+        """These locks are never lost, and whoever wants one asks again."""
 
     def release_all(self) -> None:
         """Let go of everything, as the end of a process would."""

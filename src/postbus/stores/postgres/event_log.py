@@ -136,7 +136,7 @@ class PgEventLog:
             raise EventNotFoundError(event_id)
         values = (event_id, purger_id, self._clock.now())
         async with self._database.transaction() as connection:
-            if await connection.fetchval(self._queries["lock_event"], event_id) is None:
+            if not await connection.fetchval(self._queries["has_event"], event_id):
                 raise EventNotFoundError(event_id)
             await connection.execute(self._queries["purge_event"], *values)
             # A statement of its own: it sees the copies of whoever buried the event meanwhile.

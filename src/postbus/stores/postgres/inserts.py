@@ -132,9 +132,8 @@ class Inserts:
         elif len(drafts) > 1:
             rows = await connection.fetch(self._insert_events, *_common_columns(drafts))
         else:
-            (draft,) = drafts
-            values = (draft.id, draft.type, draft.payload_json.decode(), _metadata(draft), draft.created_at)
-            rows = await connection.fetch(self._insert_event, *values)
+            columns = _common_columns(drafts)
+            rows = await connection.fetch(self._insert_event, *[value for (value,) in columns])
         return sorted([row[0] for row in rows])
 
 
@@ -143,7 +142,7 @@ def _common_columns(drafts: Sequence[Draft]) -> tuple[list[object], ...]:
         [draft.id for draft in drafts],
         [draft.type for draft in drafts],
         [draft.payload_json.decode() for draft in drafts],
-        [_metadata(draft) for draft in drafts],
+        [None if draft.metadata is None else _encode(draft.metadata).decode() for draft in drafts],
         [draft.created_at for draft in drafts],
     )
 
@@ -155,10 +154,6 @@ def _rare_columns(drafts: Sequence[Draft]) -> tuple[list[object], ...]:
         [draft.causation_id for draft in drafts],
         [draft.schema_version for draft in drafts],
     )
-
-
-def _metadata(draft: Draft) -> str | None:
-    return None if draft.metadata is None else _encode(draft.metadata).decode()
 
 
 def _has_more(draft: Draft) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import asyncpg
 
-from postbus.errors import StoreBusyError, StoreError, StoreUnavailableError
+from postbus.errors import StoreBusyError, StoreClosedError, StoreError, StoreUnavailableError
 from postbus.events import Draft
 from postbus.stores.postgres.answers import Answer, duplicate_id
 from postbus.stores.postgres.database import Database
@@ -47,6 +47,10 @@ class Insisting:
                 give_up_at = give_up_at or now + _LOST_SECONDS
                 if now >= give_up_at:
                     raise _lost(error) from error
+            except StoreClosedError as error:
+                if give_up_at is None:
+                    raise
+                raise _lost(error) from error
             except StoreError as error:
                 collision_count += 1
                 if not _is_collision(error.__cause__):

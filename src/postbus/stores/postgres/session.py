@@ -5,7 +5,7 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from postbus.errors import StoreError, StoreUnavailableError
@@ -38,6 +38,7 @@ class Session:
         self._was_lost = asyncio.Event()
         self._on_notification: list[Callable[[int | None], None]] = []
         self._on_lost: list[Callable[[], None]] = []
+        self._is_listening = False
         self._echo: tuple[str, asyncio.Event] | None = None
         # Whether a notification ever came through the listener of this connection.
         self._is_proven = False
@@ -58,10 +59,20 @@ class Session:
         self._on_lost.append(callback)
 
     async def start(self) -> None:
-        """Connect and listen. StoreUnavailableError. Idempotent."""
+        """Connect. StoreUnavailableError. Idempotent."""
         if self._keeper is None:
-            await self._listen()
+            await self._open()
             self._keeper = asyncio.create_task(self._keep())
+
+    def listen(self) -> None:
+        """Hear notifications from now on. Idempotent.
+
+        Not before somebody asks: each notification costs the server work for everybody who listens.
+        """
+        if not self._is_listening:
+            self._is_listening = True
+            if self._connection is not None:
+                self._keep_running(self._begin_listening())
 
     async def stop(self) -> None:
         """Let go of the connection and all that was held on it; bounded. Idempotent."""
@@ -85,10 +96,7 @@ class Session:
         It goes on to its end when the caller is cancelled: to break off a statement would cost the
         session and all its locks.
         """
-        running = asyncio.create_task(self._run(operation))
-        self._running.add(running)
-        running.add_done_callback(self._finish)
-        return await asyncio.shield(running)
+        return await asyncio.shield(self._keep_running(self._run(operation)))
 
     def is_current(self, connection: Connection) -> bool:
         """Whether what is held on this connection still counts."""
@@ -109,18 +117,36 @@ class Session:
                     self._lose(connection, str(translation))
                 raise translation from error
 
+    def _keep_running(self, coroutine: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        running = asyncio.create_task(coroutine)
+        self._running.add(running)
+        running.add_done_callback(self._finish)
+        return running
+
+    async def _begin_listening(self) -> None:
+        """On a connection that is there already; a new one listens from its beginning."""
+
+        async def listen(connection: Connection) -> None:
+            await connection.add_listener(self._channel, self._hear)
+
+        # Should it fail, the connection is replaced, or the probe finds it deaf.
+        with contextlib.suppress(StoreError):
+            await self.run(listen)
+        self._tell(None)
+
     def _finish(self, running: "asyncio.Task[Any]") -> None:
         self._running.discard(running)
         # Nobody asks for the error if the caller was cancelled.
         if not running.cancelled():
             running.exception()
 
-    async def _listen(self) -> None:
+    async def _open(self) -> None:
         connection = await self._connect()
         try:
             with translated():
-                async with asyncio.timeout(_ANSWER_SECONDS):
-                    await connection.add_listener(self._channel, self._hear)
+                if self._is_listening:
+                    async with asyncio.timeout(_ANSWER_SECONDS):
+                        await connection.add_listener(self._channel, self._hear)
                 connection.add_termination_listener(lambda _: self._lose(connection, "it was closed"))
         except BaseException:
             break_off(connection)
@@ -155,7 +181,7 @@ class Session:
 
     async def _replace(self) -> None:
         try:
-            await self._listen()
+            await self._open()
         except StoreError as error:
             logger.debug("the session to the database is still down: %s", error)
         else:
@@ -164,6 +190,11 @@ class Session:
 
     async def _is_alive(self, connection: Connection) -> bool:
         """Send a notification to ourselves and see whether it comes back; whether the connection is sound."""
+        if not self._is_listening:
+            # Any answer will do.
+            with contextlib.suppress(StoreError):
+                await self.run(lambda session: session.fetchval(self._queries["beat"]))
+            return self.is_current(connection)
         probe, echo = f"probe {secrets.token_hex(8)}", asyncio.Event()
         self._echo = (probe, echo)
         try:

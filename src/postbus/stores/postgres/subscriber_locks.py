@@ -26,7 +26,9 @@ class PgSubscriberLocks:
         self._asking: dict[SubscriberId, object] = {}
         self._releases: set[asyncio.Task[Any]] = set()
         self._on_lost: Callable[[], None] | None = None
+        self._on_free: Callable[[], None] | None = None
         database.session.on_lost(self._forget)
+        database.session.on_notification(self._hear)
 
     async def try_acquire(self, subscriber_id: SubscriberId) -> bool:
         """Become the holder without waiting; False if anybody is, this bus included."""
@@ -62,13 +64,13 @@ class PgSubscriberLocks:
             self._held.discard(subscriber_id)
             keep(self._releases, self._release(subscriber_id))
 
-    def watch(self, on_lost: Callable[[], None] | None) -> None:
-        """Call this in the event loop when all locks are lost with the session."""
-        self._on_lost = on_lost
+    def watch(self, on_lost: Callable[[], None] | None, on_free: Callable[[], None] | None) -> None:
+        """Call these in the event loop when all locks are lost with the session, or one may be free."""
+        self._on_lost, self._on_free = on_lost, on_free
 
     async def close(self) -> None:
         """Let go of everything. Idempotent; before the database closes."""
-        self._on_lost = None
+        self._on_lost = self._on_free = None
         for subscriber_id in list(self._held):
             self.release(subscriber_id)
         if self._releases:
@@ -90,6 +92,11 @@ class PgSubscriberLocks:
         digest = hashlib.md5(name.encode(errors="surrogatepass"), usedforsecurity=False).digest()
         first, second = struct.unpack("!ii", digest[:8])
         return first, second
+
+    def _hear(self, sequence: int | None) -> None:
+        # Whoever releases a lock sends a notification without a number.
+        if sequence is None and self._on_free is not None:
+            self._on_free()
 
     def _forget(self) -> None:
         self._held.clear()

@@ -52,9 +52,13 @@ _LONGEST_PATIENCE = 2**31 - 1
 class _UndoneError(Exception):
     """Rolls a transaction back because of one of its first *suspect_count* events."""
 
-    def __init__(self, suspect_count: int, error: BaseException, *, is_last: bool) -> None:
+    def __init__(
+        self, suspect_count: int, error: BaseException, *, is_last: bool, is_at_end: bool = False
+    ) -> None:
         super().__init__(suspect_count)
         self.suspect_count, self.error = suspect_count, error
+        # Whether it was our own work after the handlers that failed.
+        self.is_at_end = is_at_end
         # Whether it is known to be the last of them.
         self.is_certain = is_last or suspect_count == 1
 
@@ -84,6 +88,8 @@ class Batch:
             except _UndoneError as undone:
                 # The effects of the events before are undone as well: they have to be made again.
                 if undone.is_certain:
+                    if undone.is_at_end and self.retried is None:
+                        await self._prove_writable()
                     # All of them, although time may be up: else the failure would be forgotten, and its
                     # event be handled more often than it has attempts.
                     events, error, time_budget = events[: undone.suspect_count - 1], undone.error, math.inf
@@ -108,8 +114,15 @@ class Batch:
             except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 if is_gone(connection) or _is_of_the_store(error):
                     raise
-                raise _UndoneError(done_count, self._blame(error), is_last=False) from error
+                raise _UndoneError(done_count, self._blame(error), is_last=False, is_at_end=True) from error
         return done_count
+
+    async def _prove_writable(self) -> None:
+        """Raise if the checkpoint can't be written without a handler either: then it is nobody's fault."""
+        async with self.database.handler_transaction() as connection:
+            ours = cast(Connection, TimedConnection(connection))
+            await self._take_checkpoint(ours)
+            await self._advance(ours, self.reached(0), None)
 
     async def _take_checkpoint(self, connection: Connection) -> Callable[[Event], bool]:
         """Lock it for this transaction; which events were processed in one whose answer got lost."""
@@ -214,14 +227,16 @@ class Batch:
             resolved = RetryOutcome(self.retried, None)
             await note_retry(connection, self.queries, self.subscriber_id, resolved, self.now)
             return
-        position = self.reached(len(done))
+        await self._advance(connection, self.reached(len(done)), done[-1].id)
+
+    async def _advance(self, connection: Connection, position: LogPosition, event_id: str | None) -> None:
         await connection.execute(
             self.queries["advance_checkpoint"],
             self.subscriber_id,
             position.contiguous,
             position.head,
             gaps_to_array(position.open),
-            done[-1].id,
+            event_id,
             self.now,
         )
 

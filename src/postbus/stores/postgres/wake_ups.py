@@ -59,6 +59,7 @@ class WakeUps:
     def watch(self, on_append: Callable[[], None]) -> None:
         """Call this in the event loop when the log may have grown. Several may watch."""
         self._watchers.append(on_append)
+        self._database.session.listen()
 
     def unwatch(self, on_append: Callable[[], None]) -> None:
         """Do not call it any more. Idempotent."""

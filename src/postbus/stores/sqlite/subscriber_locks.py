@@ -37,8 +37,8 @@ class FileSubscriberLocks:
                 file.unlock(self, subscriber_id)
             _drop_unused()
 
-    def watch(self, on_lost: Callable[[], None] | None) -> None:
-        """These locks are not lost before the process ends."""
+    def watch(self, on_lost: Callable[[], None] | None, on_free: Callable[[], None] | None) -> None:
+        """These locks are not lost before the process ends, and whoever wants one asks again."""
 
     def release_all(self) -> None:
         """Let go of everything, as the end of the process would."""

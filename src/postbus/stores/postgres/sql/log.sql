@@ -202,11 +202,11 @@ SELECT {event_columns} FROM {schema}.events AS e WHERE id = $1;
 SELECT {event_columns} FROM {schema}.events AS e
 WHERE stream_id = $1 AND stream_version BETWEEN $2 AND $3 ORDER BY stream_version;
 
--- name: lock_event
--- Whoever buries the event at this moment comes before or after.
-SELECT 1 FROM {schema}.events WHERE id = $1 FOR NO KEY UPDATE;
+-- name: has_event
+SELECT EXISTS (SELECT FROM {schema}.events WHERE id = $1);
 
 -- name: purge_event
+-- Waits for whoever buries the event at this moment, and has locked it for that.
 UPDATE {schema}.events SET data = NULL, purger_id = $2, purged_at = $3 WHERE id = $1 AND purged_at IS NULL;
 
 -- name: purge_event_from_dead_letters

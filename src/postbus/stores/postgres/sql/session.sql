@@ -22,3 +22,6 @@ SELECT CASE WHEN pg_is_in_recovery() THEN false ELSE pg_try_advisory_lock($1::in
 -- name: unlock
 -- The notification has the standbys try at once.
 SELECT pg_advisory_unlock($1::int, $2::int), pg_notify($3, '')
+
+-- name: beat
+SELECT 1

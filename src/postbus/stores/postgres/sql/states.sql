@@ -3,9 +3,9 @@
 SELECT state::text FROM {schema}.postbus_states WHERE store_name = $1 AND key = $2;
 
 -- name: read_states
--- In the order that Python gives strings, whatever the database's is.
+-- The column's own order is the one that Python gives strings.
 SELECT key, state::text FROM {schema}.postbus_states
-WHERE store_name = $1 AND key COLLATE "C" > $2 ORDER BY key COLLATE "C" LIMIT $3;
+WHERE store_name = $1 AND key > $2 ORDER BY key LIMIT $3;
 
 -- name: put_state
 INSERT INTO {schema}.postbus_states (store_name, key, state, updated_at) VALUES ($1, $2, $3::text::json, $4)
