@@ -16,7 +16,7 @@ import asyncpg
 
 from postbus import PgEventBus
 from tests.end_to_end.children.gap_subscribers import EFFECTS, RARE, SUBSCRIBERS, SYNCHRONOUS
-from tests.end_to_end.gap_checks import check_everything, gather
+from tests.end_to_end.gap_checks import check_everything, find_pauses, gather
 from tests.end_to_end.gap_history import Notes, Transaction
 from tests.end_to_end.gap_outcome import Outcome
 from tests.end_to_end.gap_slots import Slot
@@ -42,6 +42,7 @@ class Campaign:
         self._chance = random.Random(seed)
         self._watch = Watch(self._dsn)
         self._server_died_at: list[float] = []
+        self._server_ready_at: list[float] = []
 
     async def run(self, transaction_count: int, seconds: float) -> Outcome:
         """Write so many transactions, or for so many seconds; collect what is left when all has settled."""
@@ -67,6 +68,7 @@ class Campaign:
             seconds_to_settle=settled_at - ended_at,
             life_count=sum(slot.life_count for slot in slots),
             kill_count=sum(slot.kill_count for slot in slots),
+            pauses=find_pauses(evidence, self._server_ready_at),
             waits=waits,
             never_passed=never_passed,
         )
@@ -108,6 +110,7 @@ class Campaign:
         self._server_died_at.append(time.monotonic())
         self._server.kill()
         self._server.start()
+        self._server_ready_at.append(time.monotonic())
 
     async def _settle(self, slots: list[Slot]) -> None:
         """Wait until everybody is at the end of the log; who does not get there is told of by the checks."""
@@ -115,6 +118,7 @@ class Campaign:
         for slot in slots:
             slot.begin()
         give_up_at = time.monotonic() + _MOST_SECONDS_TO_SETTLE
+        await self._watch.look()
         while not self._watch.is_settled(SUBSCRIBERS) and time.monotonic() < give_up_at:
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
             await self._watch.look()

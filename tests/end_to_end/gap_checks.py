@@ -186,12 +186,8 @@ def count_repetitions(evidence: Evidence, subscriber_id: str) -> int:
     return len(got) - len({each.event_id for each in got})
 
 
-def find_pauses(evidence: Evidence) -> list[float]:
-    """For each kill of the server, how many seconds later the first event was delivered."""
-    moments = [each.at for each in evidence.deliveries]
-    after = [bisect_right(moments, died_at) for died_at in evidence.server_died_at]
-    return [
-        moments[place] - died_at
-        for place, died_at in zip(after, evidence.server_died_at, strict=True)
-        if place < len(moments)
-    ]
+def find_pauses(evidence: Evidence, moments: Iterable[float]) -> list[float]:
+    """For each moment, how many seconds later the next event was delivered."""
+    times = [each.at for each in evidence.deliveries]
+    places = [(moment, bisect_right(times, moment)) for moment in moments]
+    return [times[place] - moment for moment, place in places if place < len(times)]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tests.end_to_end.children.gap_subscribers import SUBSCRIBERS, SYNCHRONOUS, TRANSACTIONAL
-from tests.end_to_end.gap_checks import Evidence, count_repetitions, find_pauses
+from tests.end_to_end.gap_checks import Evidence, count_repetitions
 from tests.end_to_end.gap_transactions import COMMITTED, ROLLED_BACK, UNKNOWN
 from tests.end_to_end.gap_watch import Wait
 
@@ -20,6 +20,7 @@ class Outcome:
     seconds_to_settle: float
     life_count: int
     kill_count: int
+    pauses: list[float]
     waits: list[Wait]
     never_passed: list[int]
 
@@ -40,19 +41,15 @@ class Outcome:
             f"{self.kill_count} kills of {self.life_count} processes with subscribers, "
             f"{len(self.evidence.server_died_at)} kills of the server",
             *(f"{each}: {self._delivered(each)}" for each in SUBSCRIBERS),
-            *(f"deliveries went on {_spread(pauses)} after a kill of the server" for pauses in self._pauses),
             f"settled {self.seconds_to_settle:.2f} s after the last writer",
             f"{len(self.waits)} dead numbers held up {SYNCHRONOUS}, restarts included, for "
             f"{_spread(each.in_all for each in self.waits)}; "
             "after the end of all that were at work with them for "
             f"{_spread(each.idle for each in self.waits)}",
         ]
+        if self.pauses:
+            lines.append(f"deliveries went on {_spread(self.pauses)} after the server was ready again")
         return "\n".join(lines)
-
-    @property
-    def _pauses(self) -> list[list[float]]:
-        pauses = find_pauses(self.evidence)
-        return [pauses] if pauses else []
 
     def _delivered(self, subscriber_id: str) -> str:
         count, again = len(self.evidence.of(subscriber_id)), count_repetitions(self.evidence, subscriber_id)

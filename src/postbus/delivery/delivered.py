@@ -15,6 +15,11 @@ class Delivered:
     def __init__(self, upcasters: Upcasters, payload_type: PayloadType | None) -> None:
         self._upcasters, self._payload_type = upcasters, payload_type
 
+    @property
+    def is_as_stored(self) -> bool:
+        """Whether the handler gets every event just as it is in the log."""
+        return self._payload_type is None and self._upcasters.are_none
+
     def of(self, event: Event) -> Any:
         """What to call the handler with."""
         event = self._upcasters.upcast(event)

@@ -31,13 +31,14 @@ class HandlerWatch:
         """Whether a handler runs."""
         return self._deadline != math.inf
 
-    def begin(self) -> None:
-        """The handler begins, in the current task."""
+    def begin(self) -> float:
+        """The handler begins, in the current task; at which moment."""
         self.began_at = now = self.now()
         self._deadline = now + self.timeout
         if self._sleeper is None:
             self._task = asyncio.current_task()
             self._sleeper = asyncio.get_running_loop().create_task(self._watch(), name="postbus watch")
+        return now
 
     def end(self) -> None:
         """The handler has ended, one way or another."""

@@ -26,6 +26,11 @@ class Effects:
 class Receiver(Protocol):
     """Takes one event after another."""
 
+    @property
+    def easy_handler(self) -> Callable[[Event], Awaitable[object]] | None:
+        """What may be called with events as they are instead of receive(), if there is nothing else to do."""
+        ...
+
     async def receive(self, event: Event) -> Effects | None:
         """One attempt; raises if it failed."""
         ...
@@ -49,6 +54,12 @@ class HandlerReceiver:
         threads: HandlerThreads | None,
     ) -> None:
         self._handler, self._delivered, self._threads = handler, delivered, threads
+
+    @property
+    def easy_handler(self) -> Callable[[Event], Awaitable[object]] | None:
+        """The function itself, if it is async and wants events as they are stored."""
+        is_easy = self._threads is None and self._delivered.is_as_stored
+        return self._handler if is_easy else None  # type: ignore[return-value]
 
     async def receive(self, event: Event) -> Effects | None:
         """Call the function; a plain one in a thread."""
@@ -100,6 +111,11 @@ class StatefulReceiver:
         self._is_same_database = self._states.table is table
         # States of events that were received and whose checkpoint is not written yet.
         self._unwritten: dict[str, bytes | None] = {}
+
+    @property
+    def easy_handler(self) -> None:
+        """There is always a state to be looked up."""
+        return
 
     async def receive(self, event: Event) -> Effects | None:
         """Let the observer react to the event."""

@@ -1,7 +1,7 @@
 """One event of a durable subscriber, attempt after attempt until it is processed or a dead letter."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from postbus.delivery.attempts import describe_error
 from postbus.delivery.checkpoint_writer import CheckpointWriter
@@ -55,39 +55,28 @@ class SingleDeliveries:
 
     async def deliver(self, events: Sequence[Event]) -> int:
         """Until all are processed, or somebody wants the subscriber to pause or stop."""
-        writer, failures, has_changed = self._writer, self._failures, self._has_changed
-        watch, began_at = self._watch, self._watch.now()
-        # This loop is what catching up costs: whatever it asks of every event is at hand.
-        attempt, errors = self._attempt, failures.memory.errors
-        left_behind = failures.memory.left_behind
-        outcome: Effects | Failed | None
-        for index, event in enumerate(events):
-            is_long = index % _MOST_AT_A_STRETCH == 0 or watch.began_at - began_at > _LONGEST_STRETCH
-            if is_long and index:
+        writer, watch, index, rested_at = self._writer, self._watch, 0, 0
+        began_at = watch.now()
+        while index < len(events):
+            if index - rested_at >= _MOST_AT_A_STRETCH or watch.began_at - began_at > _LONGEST_STRETCH:
                 await asyncio.sleep(0)
-                began_at = watch.now()
-            sequence = sequence_of(event)
-            try:
-                if failures.is_careful or type(event.payload) is UndecodablePayload:
-                    await self._deliver_carefully(event, sequence)
-                else:
-                    outcome = left_behind.pop(sequence, None) if left_behind else None
-                    if outcome is None:
-                        outcome = await attempt(event)
-                    if outcome is None:
-                        writer.note(event, sequence)
-                        if errors:
-                            errors.pop(sequence, None)
-                    else:
-                        await self._go_on(event, sequence, outcome)
-            except PutOffError:
-                failures.put_off(sequence)
-                return index
+                began_at, rested_at = watch.now(), index
+            handler, outcome = self._easy_handler, None
+            if handler is not None:
+                most = events[: rested_at + _MOST_AT_A_STRETCH]
+                index, outcome = await self._deliver_easily(handler, most, index, began_at + _LONGEST_STRETCH)
+            if handler is None or outcome is not None:
+                try:
+                    await self._deliver_one(events[index], outcome)
+                except PutOffError:
+                    self._failures.put_off(sequence_of(events[index]))
+                    return index
+                index += 1
             if writer.is_due:
                 await writer.write()
-            if has_changed():
-                return index + 1
-        return len(events)
+            if self._has_changed():
+                break
+        return index
 
     async def retry(self, letter: DeadLetter) -> None:
         """One attempt; its effects and what became of it are written together."""
@@ -102,6 +91,68 @@ class SingleDeliveries:
             self._receiver.forget_unwritten()
             failed = RetryOutcome(letter.dead_letter_id, describe_error(error))
             await self._writer.write_retry(failed, None)
+
+    @property
+    def _easy_handler(self) -> "Callable[[Event], Awaitable[object]] | None":
+        """The handler, if there is nothing else to be done for an event than to call it."""
+        if self._failures.is_careful or self._failures.memory.left_behind:
+            return None
+        return self._receiver.easy_handler
+
+    async def _deliver_easily(
+        self,
+        handler: Callable[[Event], Awaitable[object]],
+        events: Sequence[Event],
+        index: int,
+        until: float,
+    ) -> tuple[int, Failed | StoreError | None]:
+        """Call the handler for one event after the other until it is time for something else.
+
+        The place of the next event, with the outcome of its first attempt if that has failed already. This
+        loop is what catching up costs.
+        """
+        watch, writer, has_changed = self._watch, self._writer, self._has_changed
+        errors = self._failures.memory.errors
+        while index < len(events):
+            event = events[index]
+            if type(event.payload) is UndecodablePayload:
+                return index, Failed(describe_undecodable(event.payload), is_final=True)
+            self.current, error = event, None
+            now = watch.begin()
+            try:
+                await handler(event)
+            except (SystemExit, KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as raised:
+                error = raised
+            finally:
+                watch.end()
+            if error is not None or watch.is_late:
+                outcome = self._judge_call(error)
+                if outcome is not None:
+                    return index, outcome
+            writer.note(event, sequence_of(event))
+            if errors:
+                errors.pop(sequence_of(event), None)
+            index += 1
+            if writer.is_due or has_changed() or now > until:
+                break
+        return index, None
+
+    async def _deliver_one(self, event: Event, outcome: Failed | StoreError | None) -> None:
+        """One event with all that may have to be done for it; *outcome* is that of its first attempt."""
+        sequence, failures = sequence_of(event), self._failures
+        if failures.is_careful or type(event.payload) is UndecodablePayload:
+            await self._deliver_carefully(event, sequence)
+            return
+        effects: Effects | Failed | None = failures.memory.left_behind.pop(sequence, None)
+        if effects is None:
+            effects = await self._attempt(event, outcome)
+        if effects is None:
+            self._writer.note(event, sequence)
+            failures.memory.forget(sequence)
+        else:
+            await self._go_on(event, sequence, effects)
 
     async def _deliver_carefully(self, event: Event, sequence: GlobalSequence) -> None:
         if isinstance(event.payload, UndecodablePayload):
@@ -145,11 +196,16 @@ class SingleDeliveries:
         self._writer.note(event, sequence)
         return None
 
-    async def _attempt(self, event: Event) -> Effects | Failed | None:
-        """One attempt that counts: those that only the store spoils do not. StoppedError."""
+    async def _attempt(
+        self, event: Event, first: Failed | StoreError | None = None
+    ) -> Effects | Failed | None:
+        """One attempt that counts: those that only the store spoils do not. StoppedError.
+
+        *first*: how the first call has ended, if there was one.
+        """
         failure_count = 0
         while True:
-            outcome = await self._call(event)
+            outcome = await self._call(event) if first is None or failure_count else first
             if not isinstance(outcome, StoreError):
                 if failure_count:
                     self._patience.recover()
@@ -174,11 +230,17 @@ class SingleDeliveries:
             error = raised
         finally:
             watch.end()
+        outcome = self._judge_call(error)
+        return effects if outcome is None else outcome
+
+    def _judge_call(self, error: BaseException | None) -> Failed | StoreError | None:
+        """What to think of a call that has ended; None: well. LeftBehindError."""
+        watch = self._watch
         if watch.is_stubborn:
             raise LeftBehindError
         if watch.is_late and watch.take_timeout():
             return Failed(describe_timeout(watch.timeout))
-        return effects if error is None else self._judge(error)
+        return None if error is None else self._judge(error)
 
     def _judge(self, error: BaseException) -> Failed | StoreError:
         if isinstance(error, asyncio.CancelledError):

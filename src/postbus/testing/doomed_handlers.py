@@ -30,6 +30,10 @@ class _DoomedReceiver:
     def __init__(self, real: Receiver, doom: Doom) -> None:
         self._real, self._doom = real, doom
 
+    @property
+    def easy_handler(self) -> None:
+        return
+
     async def receive(self, event: Event) -> Effects | None:
         await self._doom.pass_by("before_handler")
         effects = await self._real.receive(event)
