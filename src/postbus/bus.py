@@ -166,7 +166,7 @@ class EventBus:
                 self._take_store()
                 await self._store.open()
                 await self._lane.start()
-                self._subscribers.start()
+                await self._subscribers.start()
                 self._loop = asyncio.get_running_loop()
 
     async def shutdown(self) -> None:

@@ -355,7 +355,8 @@ class SubscriberFencedError(StoreError):
 
     def __init__(self, subscriber_id: str, epoch: int) -> None:
         super().__init__(
-            f"subscriber {subscriber_id!r} has another owner since epoch {epoch}; nothing was written"
+            f"subscriber {subscriber_id!r} has another owner since epoch {epoch}, or its server is another "
+            "one; nothing was written"
         )
         self.subscriber_id, self.epoch = subscriber_id, epoch
 

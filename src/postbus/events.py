@@ -156,7 +156,8 @@ class OpenWriter(msgspec.Struct, frozen=True):
     application_name: str | None
     # The name of a prepared transaction.
     gid: str | None
-    age_seconds: float
+    # None: our role may not see it.
+    age_seconds: float | None
 
 
 class LogPage(msgspec.Struct, frozen=True):
@@ -175,6 +176,10 @@ class LogPage(msgspec.Struct, frozen=True):
     # There are more events in the open gaps of the position than fit: of what was not found there,
     # nothing is known.
     is_cut: bool = False
+    # The position is beyond every number that was ever drawn: the log is not the one it was.
+    is_beyond: bool = False
+    # Whether somebody wants a dead letter retried, as far as was looked.
+    may_have_retries: bool = True
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +199,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     # What is processed beyond the position: up to head, but for the open gaps.
     head: GlobalSequence | None = None
     open: tuple[Gap, ...] = ()
+    # Which start of which server it is of; see LogPage.
+    server: str | None = None
 
 
 class StateWrite(msgspec.Struct, frozen=True):
@@ -231,6 +238,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     open: tuple[Gap, ...] = ()
     # Numbers that gap_policy="timeout" gave up: put on record.
     given_up: tuple[Gap, ...] = ()
+    # Where the subscriber was claimed: what was read there may not be written to another server, such as one
+    # that has lost the last commits. None: there is only one.
+    server: str | None = None
     # The same for every try of one write: one that was written without our getting to know is not repeated.
     write_id: str | None = None
     # The attempt that begins after this transaction, and which one of its event it is.

@@ -289,7 +289,7 @@ class CheckpointStore(Protocol):
     async def save(self, progress: Progress) -> None:
         """Write all of it in one transaction.
 
-        SubscriberFencedError (nothing is written) unless its epoch is the present one.
+        SubscriberFencedError (nothing is written) unless its epoch is the present one, and its server too.
         WrongExpectedVersionError or DuplicateEventIdError for its drafts: nothing is written either.
         """
         ...
@@ -305,6 +305,7 @@ class CheckpointStore(Protocol):
         timeout: float,
         time_budget: float,
         retried: str | None = None,
+        server: str | None = None,
     ) -> BatchOutcome:
         """Call handle(event, transaction) for one event after the other and move the checkpoint along,
         all in one transaction; effects of an event that raises are undone and end the batch.
@@ -315,12 +316,12 @@ class CheckpointStore(Protocol):
         After *time_budget* seconds the batch ends early, after at least one event. A statement that
         runs beyond *timeout* seconds after its handler began is interrupted. With *retried*, the id of
         the dead letter that the only event is retried for, that is resolved and the checkpoint stays.
-        SubscriberFencedError: no handler was called.
+        SubscriberFencedError (also if *server* is not the one that answers): no handler was called.
         """
         ...
 
-    async def release(self, subscriber_id: SubscriberId, epoch: int) -> None:
-        """Let go in good order. Nothing happens if the epoch is not the present one."""
+    async def release(self, subscriber_id: SubscriberId, epoch: int, server: str | None = None) -> None:
+        """Let go in good order. Nothing happens if epoch or server are not the present ones."""
         ...
 
 

@@ -15,7 +15,14 @@ from pathlib import Path
 import asyncpg
 
 from postbus import PgEventBus
-from tests.end_to_end.children.gap_subscribers import EFFECTS, RARE, SUBSCRIBERS, SYNCHRONOUS
+from tests.end_to_end.children.gap_subscribers import (
+    BATCHED,
+    EFFECTS,
+    RARE,
+    SUBSCRIBERS,
+    SYNCHRONOUS,
+    TRANSACTIONAL,
+)
 from tests.end_to_end.gap_checks import check_everything, find_pauses, gather
 from tests.end_to_end.gap_history import Notes, Transaction
 from tests.end_to_end.gap_outcome import Outcome
@@ -41,8 +48,7 @@ class Campaign:
         self._dsn = server.dsn()
         self._chance = random.Random(seed)
         self._watch = Watch(self._dsn)
-        self._server_died_at: list[float] = []
-        self._server_ready_at: list[float] = []
+        self._server_away: list[tuple[float, float]] = []
 
     async def run(self, transaction_count: int, seconds: float) -> Outcome:
         """Write so many transactions, or for so many seconds; collect what is left when all has settled."""
@@ -59,7 +65,7 @@ class Campaign:
             await self._settle(slots)
             settled_at = time.monotonic()
         await self._watch.close()
-        evidence = await gather(self._dsn, self._folder, self._server_died_at)
+        evidence = await gather(self._dsn, self._folder, self._server_away)
         waits, never_passed = waits_for_dead(self._watch.looks[SYNCHRONOUS], evidence.transactions)
         return Outcome(
             seed=self._seed,
@@ -68,7 +74,7 @@ class Campaign:
             seconds_to_settle=settled_at - ended_at,
             life_count=sum(slot.life_count for slot in slots),
             kill_count=sum(slot.kill_count for slot in slots),
-            pauses=find_pauses(evidence, self._server_ready_at),
+            pauses=find_pauses(evidence),
             waits=waits,
             never_passed=never_passed,
         )
@@ -101,16 +107,18 @@ class Campaign:
                 await self._kill_server()
                 server_dies_at = time.monotonic() + self._chance.uniform(4.0, 12.0)
             await self._watch.look()
+            # The writers wait for these, perhaps for ever.
+            self._watch.check_moving((SYNCHRONOUS, BATCHED, TRANSACTIONAL), _MOST_SECONDS_TO_SETTLE)
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
         for writer in writers:
             assert writer.wait() == 0, writer.errors()
 
     async def _kill_server(self) -> None:
         await self._watch.close()
-        self._server_died_at.append(time.monotonic())
+        died_at = time.monotonic()
         self._server.kill()
         self._server.start()
-        self._server_ready_at.append(time.monotonic())
+        self._server_away.append((died_at, time.monotonic()))
 
     async def _settle(self, slots: list[Slot]) -> None:
         """Wait until everybody is at the end of the log; who does not get there is told of by the checks."""

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
@@ -41,7 +41,8 @@ class Evidence:
     dead_letters: list[str]
     checkpoints: dict[str, tuple[int, list[int]]]
     """Position and open gaps of every subscriber."""
-    server_died_at: Sequence[float] = field(default=())
+    server_away: Sequence[tuple[float, float]] = ()
+    """From when to when there was no server."""
 
     def of(self, subscriber_id: str) -> list[Delivery]:
         """What one subscriber got, in order."""
@@ -56,10 +57,12 @@ class Evidence:
         lines = [
             f"  {each}" for each in (*numbers[:_MOST_TOLD], *written[:_MOST_TOLD], *handled[:_MOST_TOLD])
         ]
-        return "\n".join([f"history of {len(wanted)} events:", *lines])
+        return "\n".join(
+            [f"history of {len(wanted)} events, without a server {list(self.server_away)}:", *lines]
+        )
 
 
-async def gather(dsn: str, folder: Path, server_died_at: Sequence[float]) -> Evidence:
+async def gather(dsn: str, folder: Path, server_away: Sequence[tuple[float, float]]) -> Evidence:
     """Collect it from the database and the notes."""
     connection = await asyncpg.connect(dsn)
     try:
@@ -89,7 +92,7 @@ async def gather(dsn: str, folder: Path, server_died_at: Sequence[float]) -> Evi
         checkpoints={
             row["subscriber_id"]: (row["last_global_sequence"], row["open_gaps"]) for row in checkpoints
         },
-        server_died_at=server_died_at,
+        server_away=server_away,
     )
 
 
@@ -109,7 +112,7 @@ def check_everything(evidence: Evidence) -> None:
     assert not twice, f"took effect twice\n{evidence.story(twice)}"
     check_repetitions(evidence, SYNCHRONOUS, 1)
     # A batched checkpoint does not wait for the disk: a server that dies may lose the last one.
-    most = BATCH_SIZE * (2 if evidence.server_died_at else 1)
+    most = BATCH_SIZE * (2 if evidence.server_away else 1)
     check_repetitions(evidence, BATCHED, most)
     check_repetitions(evidence, FILTERED, most)
     last = max(evidence.stored.values())
@@ -167,12 +170,15 @@ def check_repetitions(evidence: Evidence, subscriber_id: str, most: int) -> None
 
 
 def find_reigns(evidence: Evidence, subscriber_id: str) -> list[list[Delivery]]:
-    """The deliveries, parted where another process took over or the server died."""
-    deaths = list(evidence.server_died_at)
+    """The deliveries, parted where another process took over, the server died or came back.
+
+    What was read before a server died may be delivered without it.
+    """
+    partings = [moment for away in evidence.server_away for moment in away]
     reigns: list[list[Delivery]] = []
     previous = None
     for each in evidence.of(subscriber_id):
-        reign = (each.life, sum(died_at < each.at for died_at in deaths))
+        reign = (each.life, bisect_right(partings, each.at))
         if reign != previous:
             reigns.append([])
         reigns[-1].append(each)
@@ -186,8 +192,8 @@ def count_repetitions(evidence: Evidence, subscriber_id: str) -> int:
     return len(got) - len({each.event_id for each in got})
 
 
-def find_pauses(evidence: Evidence, moments: Iterable[float]) -> list[float]:
-    """For each moment, how many seconds later the next event was delivered."""
+def find_pauses(evidence: Evidence) -> list[float]:
+    """For each time that the server came back, how many seconds later the next event was delivered."""
     times = [each.at for each in evidence.deliveries]
-    places = [(moment, bisect_right(times, moment)) for moment in moments]
-    return [times[place] - moment for moment, place in places if place < len(times)]
+    places = [(ready_at, bisect_right(times, ready_at)) for _, ready_at in evidence.server_away]
+    return [times[place] - ready_at for ready_at, place in places if place < len(times)]

@@ -39,7 +39,7 @@ class Outcome:
             "  " + ", ".join(f"{kind} {n}" for kind, n in Counter(each.kind for each in told).most_common()),
             f"{len(self.evidence.stored)} events, up to the number {max(self.evidence.stored.values())}",
             f"{self.kill_count} kills of {self.life_count} processes with subscribers, "
-            f"{len(self.evidence.server_died_at)} kills of the server",
+            f"{len(self.evidence.server_away)} kills of the server",
             *(f"{each}: {self._delivered(each)}" for each in SUBSCRIBERS),
             f"settled {self.seconds_to_settle:.2f} s after the last writer",
             f"{len(self.waits)} dead numbers held up {SYNCHRONOUS}, restarts included, for "

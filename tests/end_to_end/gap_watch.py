@@ -65,6 +65,14 @@ class Watch:
             await self._connection.close()
             self._connection = None
 
+    def check_moving(self, subscriber_ids: Sequence[str], seconds: float) -> None:
+        """Fail for one that is behind and has not come any further for so long."""
+        for each in subscriber_ids:
+            looks = self.looks.get(each, [])
+            place = bisect_right(looks, time.monotonic() - seconds, key=lambda look: look.at)
+            if place and looks[-1].head == looks[place - 1].head < looks[place - 1].high:
+                raise AssertionError(f"{each} stands still for {seconds:g} s: {looks[-1]}")
+
     def is_settled(self, subscriber_ids: Sequence[str]) -> bool:
         """Whether all of them had nothing to do any more at the last look."""
         return all(each in self.looks and self.looks[each][-1].is_settled for each in subscriber_ids)

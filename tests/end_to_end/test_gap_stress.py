@@ -35,4 +35,4 @@ async def test_subscribers_that_are_killed_lose_no_event_and_pass_every_dead_gap
     assert len(outcome.evidence.transactions) > LEAST_TRANSACTIONS
     assert len(outcome.waits) > LEAST_TRANSACTIONS / 2, "hardly any number was dead"
     assert outcome.kill_count > 2
-    assert bool(outcome.evidence.server_died_at) == kills_server
+    assert bool(outcome.evidence.server_away) == kills_server

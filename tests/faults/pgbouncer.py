@@ -140,7 +140,11 @@ def _unpack_packages(folder: Path) -> bool:
 
 def _download(folder: Path, options: list[str]) -> bool:
     needed = subprocess.run(
-        ["apt-cache", *options, "depends", "pgbouncer"], cwd=folder, capture_output=True, text=True, check=False
+        ["apt-cache", *options, "depends", "pgbouncer"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout
     names = [line.split()[-1] for line in needed.splitlines() if line.strip().startswith("Depends: lib")]
     packages = ["pgbouncer", *(name for name in names if name != "libc6")]

@@ -50,9 +50,10 @@ async def payloads(dsn: str) -> list[Any]:
 async def until(asked: Callable[[], Awaitable[T]], is_right: Callable[[T], bool], within: float = 10.0) -> T:
     """The first right answer."""
     async with asyncio.timeout(within):
-        while not is_right(answer := await asked()):
+        while True:
+            if is_right(answer := await asked()):
+                return answer
             await asyncio.sleep(0.01)
-    return answer
 
 
 class Flow:

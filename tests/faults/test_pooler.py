@@ -37,9 +37,7 @@ def bouncer(postgres: Postgres) -> Iterator[PgBouncer | None]:
 
 
 @pytest.fixture
-async def pooled_dsn(
-    bouncer: PgBouncer | None, postgres: Postgres, postgres_dsn: str
-) -> AsyncIterator[str]:
+async def pooled_dsn(bouncer: PgBouncer | None, postgres: Postgres, postgres_dsn: str) -> AsyncIterator[str]:
     """The database of the test, through a pooler."""
     if bouncer is not None:
         yield bouncer.through(postgres_dsn)
@@ -89,7 +87,10 @@ async def exercise(bus: PgEventBus, dsn: str) -> None:
         await until_live(bus, "transactional", within=30)
         await asyncio.gather(
             *[bus.publish("order.placed", number) for number in range(50)],
-            *[bus.publish("order.paid", number, stream_id=f"order-{number % 3}") for number in range(50, 100)],
+            *[
+                bus.publish("order.paid", number, stream_id=f"order-{number % 3}")
+                for number in range(50, 100)
+            ],
         )
         for subscriber_id in ("transactional", "failing", "count", *(f"subscriber-{n}" for n in range(5))):
             await bus.subscription(subscriber_id).caught_up(timeout=60)
@@ -110,7 +111,9 @@ async def test_everything_works_through_a_pooler_with_a_session_of_its_own(
     caplog.set_level(logging.ERROR, "postbus")
     await exercise(PgEventBus(pooled_dsn, session_dsn=postgres_dsn, config=CONFIG), postgres_dsn)
 
-    assert [record.getMessage() for record in caplog.records if "dead letter" not in record.getMessage()] == []
+    assert [
+        record.getMessage() for record in caplog.records if "dead letter" not in record.getMessage()
+    ] == []
 
 
 async def test_everything_works_through_a_pool_of_the_users_own_without_prepared_statements(
@@ -159,9 +162,7 @@ async def check_lends_by_transaction(dsn: str) -> None:
 async def test_wake_ups_come_by_the_session_that_is_direct(postgres_dsn: str, pooled_dsn: str) -> None:
     """Without polling, from a bus to another one."""
     seen = Seen()
-    bus = PgEventBus(
-        pooled_dsn, session_dsn=postgres_dsn, config=ReliableDeliveryConfig(poll_interval=NEVER)
-    )
+    bus = PgEventBus(pooled_dsn, session_dsn=postgres_dsn, config=ReliableDeliveryConfig(poll_interval=NEVER))
     bus.subscribe("*", seen, id=ID)
     async with bus, PgEventBus(pooled_dsn, session_dsn=postgres_dsn) as other:
         await until_live(bus)
@@ -202,7 +203,9 @@ async def test_one_of_two_instances_behind_a_pooler_is_active_and_the_other_take
     second.subscribe("*", seen[1], id=ID)
     async with second:
         async with first:
-            await soon(lambda: {first.subscription(ID).state, second.subscription(ID).state} == {"live", "standby"})
+            await soon(
+                lambda: {first.subscription(ID).state, second.subscription(ID).state} == {"live", "standby"}
+            )
             active = seen[0] if first.subscription(ID).state == "live" else seen[1]
             await first.publish("test.done", 1)
             await soon(lambda: [event.payload for event in active.events] == [1])

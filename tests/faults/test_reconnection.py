@@ -80,7 +80,7 @@ class TestConnections:
         assert len(await bus_letters(postgres_dsn)) == 0
 
     async def test_a_listener_that_went_silent_is_replaced_and_others_are_heard_again(
-        self, postgres_dsn: str
+        self, postgres_dsn: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Its connection answers all the time; only its notifications do not come any more."""
         async with (
@@ -95,6 +95,10 @@ class TestConnections:
             heard = await other.publish("test.done")
             await soon(lambda: [event.id for event in seen.events] == [unheard, heard])
 
+        assert "its listener went silent" in caplog.text
+        # That is said of a session that never heard anything.
+        assert "LISTEN has no effect" not in caplog.text
+
 
 async def bus_letters(dsn: str) -> list[tuple[object, ...]]:
     """All dead letters."""
@@ -106,7 +110,7 @@ class TestServers:
     async def test_a_server_that_is_away_makes_a_subscriber_fail_with_the_reason_and_it_comes_back(
         self, own_postgres: Server, end: object
     ) -> None:
-        """Stopped in good order or by kill -9: "failed" meanwhile, and "live" soon after the server is ready."""
+        """Stopped in good order or by kill -9: "failed" meanwhile, "live" soon after the server is ready."""
         dsn = own_postgres.dsn()
         async with running(dsn, ID, "stock") as (bus, [mail, stock]):
             async with flowing(bus) as flow:
@@ -256,7 +260,7 @@ class TestLostAnswers:
         bus.subscribe(saga)
         async with bus:
             await until_live(bus)
-            executed = postgres_proxy.cut_before_answer_of(b"COMMIT")
+            executed = postgres_proxy.cut_before_answer_of(b"COMMIT;")
             async with PgEventBus(postgres_dsn) as other:
                 await other.publish("order.placed", 1)
                 await soon(executed.is_set)
@@ -286,7 +290,7 @@ class TestLostAnswers:
 
         async with bus, PgEventBus(postgres_dsn) as other:
             await until_live(bus)
-            executed = postgres_proxy.cut_before_answer_of(b"COMMIT")
+            executed = postgres_proxy.cut_before_answer_of(b"COMMIT;")
             await other.publish("test.done", 1)
             await soon(executed.is_set)
             await other.publish("test.done", 2)

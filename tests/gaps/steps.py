@@ -107,5 +107,5 @@ async def checkpoint_row(dsn: str, subscriber_id: str = ID) -> asyncpg.Record:
 async def written(dsn: str, number: int, subscriber_id: str = ID, within: float = 10.0) -> None:
     """Wait until the checkpoint in the database has reached a number."""
     async with asyncio.timeout(within):
-        while (await checkpoint_row(dsn, subscriber_id))["last_global_sequence"] < number:
+        while (await checkpoint_row(dsn, subscriber_id))["last_global_sequence"] < number:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

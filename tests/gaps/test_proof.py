@@ -212,7 +212,7 @@ async def test_more_than_a_batch_beyond_a_gap_does_not_stall(postgres_dsn: str) 
             "INSERT INTO postbus.events (id, event_type, data) "
             "SELECT 'e' || n, 'test.done', '1' FROM generate_series(1, 5000) n"
         )
-        await soon(lambda: len(seen.numbers) == 5000)
+        await soon(lambda: len(seen.numbers) == 5000, within=60)
         await a.run("COMMIT")
         await soon(lambda: len(seen.numbers) == 5001)
 

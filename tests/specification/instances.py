@@ -64,8 +64,7 @@ async def live(dsn: str) -> None:
         await asyncio.Event().wait()
 
     await bus.start()
-    while bus.subscription("mail").state != "live":
-        await asyncio.sleep(0.005)
+    await bus.subscription("mail").caught_up()
     print(_ACTIVE, flush=True)
     await asyncio.to_thread(sys.stdin.read)
 

@@ -29,7 +29,7 @@ from tests.postgres.proxy import Proxy
 from tests.postgres.server import Server
 from tests.specification.instances import Instance
 
-QUICK = {"poll_interval": 0.05, "initial_retry_delay": 0.01}
+QUICK: dict[str, Any] = {"poll_interval": 0.05, "initial_retry_delay": 0.01}
 
 
 class Total(Projection[dict[str, Any]]):
@@ -178,7 +178,12 @@ class TestIntegration:
             (letter,) = (await bus.dlq.list()).events
 
         assert failing.payloads == [1, 1, 1, 1, 2]
-        assert (letter.id, letter.subscriber_id, letter.retry_count, len(letter.errors)) == (event_id, ID, 4, 4)
+        assert (letter.id, letter.subscriber_id, letter.retry_count, len(letter.errors)) == (
+            event_id,
+            ID,
+            4,
+            4,
+        )
 
     async def test_multiple_subscribers_maintain_independent_checkpoints(self, postgres_dsn: str) -> None:
         """One that stands still is where it was, the other one is at the head."""
@@ -209,7 +214,7 @@ class TestIntegration:
     async def test_catch_up_with_concurrent_real_time_events_overlap_strategy(
         self, postgres_dsn: str
     ) -> None:
-        """There is no hand-over from one to the other, so nothing falls between them and nothing comes twice."""
+        """There is no hand-over between them, so nothing falls in between and nothing comes twice."""
         seen = Seen()
         async with PgEventBus(postgres_dsn) as other:
             await other.publish_many([("test.done", number) for number in range(500)])
@@ -224,9 +229,9 @@ class TestIntegration:
         """Its state lives elsewhere and can't commit together with the checkpoint, which is set back here."""
         states = InMemoryStore()
         await states.open()
+        total = Total(StateStore(states, "totals"))
         for numbers in ([1, 2], [4]):
             bus = PgEventBus(postgres_dsn, config=ReliableDeliveryConfig(**QUICK))
-            total = Total(StateStore(states, "totals"))
             bus.subscribe(total)
             async with bus:
                 await bus.publish_many([("test.done", number) for number in numbers])

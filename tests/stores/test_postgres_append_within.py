@@ -94,6 +94,20 @@ async def test_a_refusal_leaves_the_transaction_usable(
     assert await stored_ids(session) == ["taken", "before", "after"]
 
 
+async def test_a_transaction_begun_by_a_statement_is_as_good_as_any(
+    appending: Appending, session: Session
+) -> None:
+    """For a call of several statements too; one that is refused is undone alone."""
+    large = [large_draft(LARGEST_STATEMENT // 2, stream_id="a") for _ in range(3)]
+    await session.execute("BEGIN")
+    with pytest.raises(WrongExpectedVersionError):
+        await appending.insert_within(session, [*large, make_draft(stream_id="a", expected_version=9)])
+    await appending.insert_within(session, large)
+    await session.execute("COMMIT")
+
+    assert await session.fetchval(VERSIONS, "a") == [1, 2, 3]
+
+
 async def test_a_savepoint_takes_its_events_along(appending: Appending, session: Session) -> None:
     """Those of the transaction around it stay, and versions have no hole."""
     async with session.transaction():
@@ -153,8 +167,8 @@ async def test_the_session_settings_of_the_caller_stay_as_they_are(
         transaction = other.transaction()
         await transaction.start()
         await appending.insert_within(other, [make_draft(stream_id="a")])
-        with pytest.raises(StoreBusyError):
-            await appending.insert_within(session, [make_draft(stream_id="a")])
+        with pytest.raises(StoreBusyError, match="another transaction holds stream 'a', or one that shares"):
+            await appending.insert_within(session, [make_draft(stream_id="free"), make_draft(stream_id="a")])
         async with session.transaction():
             waiting = asyncio.create_task(appending.insert_within(session, [make_draft(stream_id="a")]))
             await until_waiting_for_lock(postgres_dsn)

@@ -477,9 +477,15 @@ class TestHeldUp:
         """The name of the stream tells where to look."""
         monkeypatch.setattr(appending_module, "_BUSY_SECONDS", 0.1)
         async with session.transaction():
-            await appending.insert_within(session, [make_draft(stream_id="held")])
-            with pytest.raises(StoreBusyError, match=r"'held'.*nothing was stored"):
-                await appending.append([make_draft(stream_id="held"), make_draft(id="with it")])
+            await appending.insert_within(
+                session, [make_draft(stream_id="held"), make_draft(id="held", is_idempotent=True)]
+            )
+            for draft, name in (
+                (make_draft(stream_id="held"), "stream 'held'"),
+                (make_draft(id="held", is_idempotent=True, stream_id="free"), "event id 'held'"),
+            ):
+                with pytest.raises(StoreBusyError, match=f"^{name} could not .* nothing was stored"):
+                    await appending.append([make_draft(id="with it", stream_id="other"), draft])
         (stored,) = await appending.append([make_draft(stream_id="held")])
 
         assert stored.stream_version == 2
@@ -493,7 +499,7 @@ class TestHeldUp:
         await transaction.start()
         await appending.insert_within(session, [make_draft(stream_id="held")])
         many = asyncio.create_task(
-            appending.append([make_draft(stream_id=f"s{number}") for number in range(600)])
+            appending.append([make_draft(stream_id=name) for name in ["held", *map(str, range(599))]])
         )
         await until_waiting_for_lock(postgres_dsn)
         async with asyncio.timeout(5):
@@ -505,6 +511,65 @@ class TestHeldUp:
 
         assert not was_done
         assert len(stored) == 600
+
+    async def test_a_call_of_very_many_streams_holds_up_only_who_shares_their_buckets(
+        self, appending: Appending, session: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Left open in its caller's transaction, it is no reason for all others to wait."""
+        monkeypatch.setattr(appending_module, "_BUSY_SECONDS", 0.1)
+        low, high = await _streams_of_two_halves(session)
+        async with session.transaction():
+            await appending.insert_within(session, [make_draft(stream_id=name) for name in low[:600]])
+            locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1"
+            lock_count = await session.fetchval(locks)
+            # With 600 of them there is hardly a bucket of their half that is not taken.
+            for held in (low[7], low[601:]):
+                names = [held] if isinstance(held, str) else held
+                with pytest.raises(
+                    StoreBusyError, match=r"^stream '\d+' could .* or one that shares its lock"
+                ):
+                    await appending.append([make_draft(stream_id=name) for name in names])
+            async with asyncio.timeout(5):
+                for names in (high[:1], high[:600]):
+                    await appending.append([make_draft(stream_id=name) for name in names])
+
+        assert lock_count <= 256
+        assert [
+            stored.stream_version for stored in await appending.append([make_draft(stream_id=low[7])])
+        ] == [2]
+
+    async def test_calls_of_few_and_of_very_many_streams_never_end_in_a_deadlock(
+        self, postgres_dsn: str, appending: Appending, session: Session
+    ) -> None:
+        """In any order, and the versions of what they share have no hole."""
+        names = [f"{number}" for number in range(600)]
+        async with open_appending(postgres_dsn) as other, open_appending(postgres_dsn) as third:
+            await asyncio.gather(
+                *[
+                    who.append([make_draft(stream_id=name) for name in some])
+                    for _ in range(3)
+                    for who, some in (
+                        (appending, names),
+                        (other, names[::-1]),
+                        (third, names[300:310]),
+                        (third, names[305:295:-1]),
+                    )
+                ]
+            )
+
+        assert await session.fetchval(VERSIONS, "303") == list(range(1, 13))
+        assert await session.fetchval(VERSIONS, "7") == list(range(1, 7))
+        deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        assert await session.fetchval(deadlocks) == 0
+
+
+async def _streams_of_two_halves(session: Session) -> tuple[list[str], list[str]]:
+    """Names of streams that lie in the lower and in the upper half of the lock buckets."""
+    rows = await session.fetch(
+        "SELECT n::text, (postbus.append_keys('{}', '{}', ARRAY[n::text]))[1] < 0 "
+        "FROM generate_series(1, 2000) AS n"
+    )
+    return [name for name, is_low in rows if is_low], [name for name, is_low in rows if not is_low]
 
 
 class TestPortsWithoutHandlers:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from postbus.errors import (
     StoreUnavailableError,
@@ -24,6 +25,7 @@ from postbus.events import (
     UndecodablePayload,
 )
 from postbus.stores.postgres.checkpoints import PgCheckpoints
+from postbus.stores.postgres.store import PgEventStore
 from postbus.testing import ManualClock
 from tests.contracts.steps import MAIL, NOON, make_draft
 from tests.postgres.databases import Databases
@@ -71,7 +73,7 @@ class TestGaps:
         claimed = await checkpoints.claim(MAIL, start)
 
         assert (claimed.position, claimed.head, claimed.open) == (3, 9, start.open)
-        assert await checkpoints.load(MAIL) == claimed
+        assert await checkpoints.load(MAIL) == replace(claimed, server=None)
         again = await checkpoints.claim(MAIL, LogPosition(GlobalSequence(20)))
         assert (again.position, again.head, again.open) == (3, 9, start.open)
 
@@ -220,6 +222,93 @@ class TestGroups:
         assert found is not None
         assert found.position == 5
         assert await no_transaction_is_open(session)
+
+
+class TestServers:
+    async def test_a_claim_names_the_server_that_a_page_of_the_log_names(self, postgres_dsn: str) -> None:
+        """So they can be compared: what was read here is written here."""
+        store = PgEventStore(postgres_dsn)
+        await store.open()
+        try:
+            claimed = await store.checkpoints.claim(MAIL, START)
+            page = await store.log.read(START, 10, None)
+        finally:
+            await store.close()
+
+        assert claimed.server is not None
+        assert claimed.server == page.server
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {},
+            {"head": 9, "open": (Gap(6, 8),)},
+            {"attempt_sequence": 6, "attempt_count": 1},
+            {"is_repeatable": True},
+            {"states": [StateWrite("orders", "42", b"1")], "drafts": [make_draft()], "write_id": "first"},
+            {"given_up": (Gap(1, 1),)},
+        ],
+    )
+    async def test_what_was_read_on_another_server_is_not_written(
+        self, checkpoints: PgCheckpoints, session: Session, more: dict[str, Any]
+    ) -> None:
+        """The owner is told, and finds the row as it was; on its own server it writes the same."""
+        owner = await checkpoints.claim(MAIL, START)
+        before = await _all_rows(session)
+        with pytest.raises(SubscriberFencedError):
+            await checkpoints.save(progress(owner, 5, server="another", **more))
+        assert await _all_rows(session) == before
+
+        await checkpoints.save(progress(owner, 5, server=owner.server, **more))
+        found = await checkpoints.load(MAIL)
+        assert found is not None
+        assert found.position == 5
+
+    @pytest.mark.parametrize("is_repeatable", [False, True])
+    async def test_in_a_group_each_is_held_to_its_own_server(
+        self, checkpoints: PgCheckpoints, is_repeatable: bool
+    ) -> None:
+        """Though they share a statement; who knows no server is not asked for it."""
+        owners = [await checkpoints.claim(SubscriberId(name), START) for name in "abcde"]
+        servers = [owners[0].server, "another", owners[0].server, None, "another"]
+        saves = [
+            progress(owner, 5, server=server, is_repeatable=is_repeatable)
+            for owner, server in zip(owners, servers, strict=True)
+        ]
+        outcomes = await asyncio.gather(*map(checkpoints.save, saves), return_exceptions=True)
+
+        refused = [isinstance(outcome, SubscriberFencedError) for outcome in outcomes]
+        assert refused == [False, True, False, False, True]
+        assert [each.position for each in await checkpoints.list()] == [5, 0, 5, 5, 0]
+
+    async def test_a_write_that_has_happened_is_no_success_on_another_server(
+        self, checkpoints: PgCheckpoints, session: Session
+    ) -> None:
+        """It may have come with the rows; whoever made it has to claim the subscriber there."""
+        owner = await checkpoints.claim(MAIL, START)
+        whole = progress(owner, 1, server=owner.server, write_id="first", drafts=[make_draft()])
+        for _ in range(2):
+            await checkpoints.save(whole)
+        with pytest.raises(SubscriberFencedError):
+            await checkpoints.save(replace(whole, server="another"))
+
+        assert await session.fetchval("SELECT count(*) FROM events") == 1
+
+    async def test_only_the_server_of_the_claim_is_let_go(self, checkpoints: PgCheckpoints) -> None:
+        """On another one the next owner is told that this one was interrupted."""
+        owner = await checkpoints.claim(MAIL, START)
+        await checkpoints.release(MAIL, owner.epoch, "another")
+        after_another = await checkpoints.claim(MAIL, START)
+        await checkpoints.release(MAIL, after_another.epoch, after_another.server)
+        after_own = await checkpoints.claim(MAIL, START)
+
+        assert (after_another.was_interrupted, after_own.was_interrupted) == (True, False)
+
+
+async def _all_rows(session: Session) -> list[str]:
+    tables = ("event_bus_checkpoints", "events", "postbus_states", "event_bus_gap_timeouts", "event_bus_dlq")
+    rows = [await session.fetch(f"SELECT {table}::text FROM {table}") for table in tables]
+    return [row[0] for each in rows for row in each]
 
 
 async def _wait_for_standby(session: Session, name: str) -> None:

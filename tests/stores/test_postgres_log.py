@@ -4,15 +4,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from itertools import product
+from typing import cast
 
+import asyncpg
 import msgspec
 import pytest
 
-from postbus.errors import EventNotFoundError, InvalidConfigError
+from postbus.errors import EventNotFoundError, InvalidConfigError, StoreBusyError
 from postbus.events import Event, EventStatus, Gap, GlobalSequence, UndecodablePayload
 from postbus.policy.gaps import SubscriberState
 from postbus.policy.patterns import TypeFilter, matches
 from postbus.stores.postgres import PgEventStore
+from postbus.stores.postgres.log_pages import decode_page
+from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.type_conditions import type_condition
 from postbus.testing import ManualClock
 from tests.contracts.steps import MAIL, NOON, append, bury, is_called_soon, make_draft, sequence_of
@@ -281,10 +285,26 @@ class TestSize:
     ) -> None:
         """Alone."""
         await insert(writer, [1, 2])
-        await _enlarge(writer, 3)
+        await _enlarge(writer, 9)
         pages = [await store.log.read(position(after), 10, wanted) for after in (0, 1, 2)]
 
         assert [numbers_of(page) for page in pages] == [[1], [2], []]
+
+    @pytest.mark.parametrize("megabytes", [1, 0.1])
+    async def test_it_is_the_size_before_compression_that_counts(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None, megabytes: float
+    ) -> None:
+        """Repetitive JSON takes next to nothing on disk, and all the more in memory; in gaps too."""
+        await insert(writer, range(1, 102))
+        count = int(1_000_000 * megabytes)
+        await writer.execute("UPDATE events SET data = to_json(repeat('x', $1))", count)
+        stored = await writer.fetchval("SELECT max(pg_column_size(data)) FROM events")
+        page = await store.log.read(START, 1000, wanted)
+        filled = await store.log.read(position(101, (1, 100)), 1000, wanted)
+
+        assert stored < count / 50
+        assert len(page.events) == len(filled.events) == 8_388_608 // (count + 130) + 1
+        assert filled.is_cut
 
     async def test_not_more_than_a_thousand_come_at_once(
         self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
@@ -297,13 +317,67 @@ class TestSize:
         assert len(await store.read_all(limit=5000)) == 1201
 
 
-async def _enlarge(session: Session, megabytes: int = 1) -> None:
-    """Give all events a payload that does not get smaller when it is compressed."""
-    noise = (
-        "SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 31250 * $1::integer) AS piece "
-        "WHERE event.id IS NOT NULL"
-    )
-    await session.execute(f"UPDATE events AS event SET data = to_json(({noise}))", megabytes)
+class TestTimeouts:
+    async def test_a_page_that_was_not_read_in_time_is_half_as_large_the_next_time(
+        self, postgres_dsn: str
+    ) -> None:
+        """So that a slow link is not stuck for ever. It grows again with every full page that is read."""
+        async with open_log(postgres_dsn, ManualClock()), open_writer(postgres_dsn) as writer:
+            await insert(writer, range(1, 1201))
+            name = await writer.fetchval("SELECT quote_ident(current_database())")
+            await writer.execute(f"ALTER DATABASE {name} SET lock_timeout = '50ms'")
+            async with open_log(postgres_dsn, ManualClock()) as hasty:
+                async with writer.transaction():
+                    await writer.execute("LOCK TABLE events")
+                    with pytest.raises(StoreBusyError):
+                        await hasty.log.read(START, 1000, None)
+                sizes = [len((await hasty.log.read(START, 1000, None)).events) for _ in range(8)]
+
+        assert sizes == [500, 563, 634, 714, 804, 905, 1000, 1000]
+
+    def test_it_becomes_as_small_as_one_event_and_as_large_as_before(self) -> None:
+        """In bytes too, for the sake of the events in gaps."""
+        size = PageSize()
+        for _ in range(20):
+            size.note_failure(TimeoutError())
+        smallest = size.fit(1000)
+        for _ in range(60):
+            size.note_full()
+
+        assert (smallest, size.fit(5000), size.fit(7)) == ((1, 8388), (1000, 8388608), (7, 8388608))
+
+    def test_an_error_that_has_nothing_to_do_with_time_leaves_it(self) -> None:
+        """A smaller page would fail as well."""
+        size = PageSize()
+        size.note_failure(asyncpg.UndefinedTableError("relation is not there"))
+
+        assert size.fit(1000) == (1000, 8388608)
+
+
+class TestDecoding:
+    @pytest.mark.parametrize(("length", "turn_count"), [(1000, 0), (100_000, 10), (400_000, 30)])
+    async def test_others_run_while_large_events_are_decoded(self, length: int, turn_count: int) -> None:
+        """After about 256 KiB each time; an ordinary page is not held up."""
+        rows = [(n, str(n), "a", f'"{"x" * length}"', NOON, None, None, None) for n in range(30)]
+        turns = list[int]()
+
+        async def run_beside() -> None:
+            while True:
+                turns.append(len(turns))
+                await asyncio.sleep(0)
+
+        beside = asyncio.ensure_future(run_beside())
+        events = await decode_page(cast("list[asyncpg.Record]", rows))
+        beside.cancel()
+
+        assert [event.global_sequence for event in events] == list(range(30))
+        assert len(turns) == turn_count
+
+
+async def _enlarge(session: Session, megabytes: int = 4) -> None:
+    """Give all events a payload of this size, not compressed."""
+    await session.execute("ALTER TABLE events ALTER data SET STORAGE EXTERNAL")
+    await session.execute("UPDATE events SET data = to_json(repeat('x', 1000000 * $1))", megabytes)
 
 
 class TestForeignRows:
@@ -404,6 +478,61 @@ class TestFacts:
 
         assert (before, store.log.known_head) == (0, 3)
 
+    @pytest.mark.parametrize("wanted", [None, ORDERS], ids=["all", "of some types"])
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "TRUNCATE events RESTART IDENTITY",
+            "DELETE FROM events; ALTER SEQUENCE events_global_sequence_seq RESTART",
+            "DELETE FROM events WHERE global_sequence > 2; SELECT setval('events_global_sequence_seq', 2)",
+            "DELETE FROM events; SELECT setval('events_global_sequence_seq', 3, false)",
+        ],
+    )
+    async def test_a_position_beyond_all_numbers_that_were_ever_drawn_is_told(
+        self, store: PgEventStore, writer: Session, change: str, wanted: TypeFilter | None
+    ) -> None:
+        """The log was emptied or restored: its next events would be passed over in silence."""
+        await insert(writer, [1, 2, 3])
+        positions = [position(3), position(3, (2, 2))]
+        before = [await store.log.read(each, 10, wanted) for each in positions]
+        await writer.execute(change)
+        after = [await store.log.read(each, 10, wanted) for each in positions]
+        sampled = await store.log.read(position(3), 10, wanted, with_sample=True)
+        last_one = await store.log.read(position(2 if "setval" in change else 0), 10, wanted)
+
+        assert [page.is_beyond for page in before] == [False, False]
+        assert [page.is_beyond for page in (*after, sampled)] == [True, True, True]
+        assert not last_one.is_beyond
+
+    @pytest.mark.parametrize("wanted", [None, ORDERS], ids=["all", "of some types"])
+    async def test_events_that_were_deleted_put_no_position_beyond_the_log(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """Old events may go, even all of them."""
+        await insert(writer, [1, 2, 3])
+        await writer.execute("DELETE FROM events WHERE global_sequence > 1")
+        some = await store.log.read(position(3), 10, wanted)
+        await writer.execute("TRUNCATE events")
+        none = await store.log.read(position(3), 10, wanted)
+        beyond = await store.log.read(position(4), 10, wanted)
+
+        assert [page.is_beyond for page in (some, none, beyond)] == [False, False, True]
+
+    @pytest.mark.parametrize("wanted", [None, ORDERS], ids=["all", "of some types"])
+    async def test_a_page_tells_whether_a_retry_is_wanted(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """So that a subscriber at the head of the log needs no other question."""
+        (event,) = await append(store, make_draft())
+        await bury(store, await store.checkpoints.claim(MAIL, position(0)), event)
+        told = list[bool]()
+        for moment in (None, NOON):
+            await writer.execute("UPDATE event_bus_dlq SET retry_wanted_at = $1", moment)
+            for after in (START, position(1), position(1, (1, 1))):
+                told.append((await store.log.read(after, 10, wanted)).may_have_retries)
+
+        assert told == [False] * 3 + [True] * 3
+
     async def test_the_server_is_another_one_after_a_restart(self, own_postgres: Server) -> None:
         """What was known of its writers counts no more."""
         async with open_log(own_postgres.dsn(), ManualClock()) as store:
@@ -421,6 +550,12 @@ class TestNow:
         await insert(writer, [2, 5])
 
         assert await store.log.now(GlobalSequence(5)) == position(5)
+
+    async def test_nobody_starts_beyond_the_last_event(self, store: PgEventStore, writer: Session) -> None:
+        """Whatever was believed of the log: the next events would be passed over."""
+        await insert(writer, [1, 2])
+
+        assert await store.log.now(GlobalSequence(3_000_000_000)) == position(2)
 
     async def test_with_a_writer_every_missing_number_may_be_its(
         self, store: PgEventStore, writer: Session, postgres_dsn: str

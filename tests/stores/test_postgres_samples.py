@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from postbus.errors import StoreUnavailableError, UnsoundLogError
 from postbus.events import WriterSample
 from postbus.stores.postgres import PgEventStore
+from postbus.stores.postgres.query_parts import fill_parts
+from postbus.stores.postgres.samples import Samples
 from postbus.testing import ManualClock
 from tests.postgres.databases import Databases
 from tests.postgres.server import Server
@@ -213,7 +216,25 @@ class TestOpenWriters:
 
             assert (found.pid, found.application_name) == (writer.get_server_pid(), "monthly import")
             assert found.gid is None
+            assert found.age_seconds is not None
             assert 0.05 <= found.age_seconds < 60
+
+    async def test_the_age_is_unknown_of_what_our_role_may_not_see(
+        self, store: PgEventStore, writer: Session, postgres_dsn: str
+    ) -> None:
+        """Better than taking it for young."""
+        role = f"stranger_{uuid4().hex}"
+        await writer.execute(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA postbus TO {role}")
+        await writer.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA postbus TO {role}")
+        await writer.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA postbus TO {role}")
+        samples = Samples(fill_parts(store._database.queries("log.sql")), "postbus")
+        async with open_writer(postgres_dsn, "theirs") as theirs, open_writer(postgres_dsn, "ours") as ours:
+            await theirs.execute(f"BEGIN; {INSERT}")
+            await ours.execute(f"SET ROLE {role}")
+            found = await samples.open_writers(ours)
+        await writer.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+        assert [(each.application_name, each.age_seconds) for each in found] == [("theirs", None)]
 
     async def test_the_oldest_comes_first(self, store: PgEventStore, postgres_dsn: str) -> None:
         """It is the one that is waited for, whoever drew a number first."""
@@ -237,6 +258,7 @@ class TestOpenWriters:
         await writer.execute("COMMIT PREPARED 'order 42'")
 
         assert (found.pid, found.application_name, found.gid) == (None, None, "order 42")
+        assert found.age_seconds is not None
         assert 0 <= found.age_seconds < 60
         assert await store.log.open_writers() == []
 

@@ -179,6 +179,41 @@ async def test_a_pooler_that_swallows_listen_is_told_of_once(
     assert caplog.text.count("session_dsn") == 1
 
 
+async def test_a_session_that_is_about_to_listen_is_not_taken_for_a_deaf_one(
+    postgres_dsn: str, hasty: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It begins to listen at the moment at which it is to prove itself, or has to try twice."""
+
+    class Reluctant(asyncpg.Connection):
+        refusal_count = 0
+
+        async def add_listener(self, channel: str, callback: Any) -> None:
+            if not Reluctant.refusal_count:
+                Reluctant.refusal_count += 1
+                raise asyncpg.OutOfMemoryError("not now")
+            await super().add_listener(channel, callback)
+
+    for kind in (asyncpg.Connection, Reluctant):
+
+        async def connect(kind: Any = kind) -> Any:
+            return await asyncpg.connect(postgres_dsn, connection_class=kind)
+
+        session = Session(connect, "channel", Database(postgres_dsn).queries("session.sql"))
+        watcher = Watcher(session)
+        await session.start()
+        session.listen()
+        # Told once that it listens, and then long enough for an answer that does not come.
+        await eventually(partial(watcher.has_heard, 1))
+        await asyncio.sleep(0.7)
+        await ask(postgres_dsn, "SELECT pg_notify('channel', '5')")
+        await eventually(partial(watcher.has_heard, 2))
+        await session.stop()
+
+        assert watcher.heard == [None, 5]
+        assert watcher.lost_count == 0
+    assert "session_dsn" not in caplog.text
+
+
 async def test_the_server_ends_a_session_that_has_become_silent(postgres_dsn: str) -> None:
     """So that the locks of a host that vanished are free within 10 s."""
     async with opened(postgres_dsn) as database:

@@ -61,6 +61,7 @@ class Transactions:
         timeout: float = _LONG,
         time_budget: float = _LONG,
         retried: str | None = None,
+        server: str | None = None,
     ) -> BatchOutcome:
         """Process these events, or all; who was called is noted."""
         given = self.events if events is None else events
@@ -78,6 +79,7 @@ class Transactions:
             timeout=timeout,
             time_budget=time_budget,
             retried=retried,
+            server=server,
         )
 
     async def effects(self) -> list[str]:
@@ -262,6 +264,17 @@ class TestOwners:
         with pytest.raises(SubscriberFencedError):
             await transactions.process(write, transactions.events[2:])
         assert await transactions.effects() == ["a", "b"]
+
+    async def test_what_was_read_on_another_server_is_not_handled(self, transactions: Transactions) -> None:
+        """Nobody is called; on the server of the claim it is."""
+        server = transactions.owner.server
+        assert server is not None
+        with pytest.raises(SubscriberFencedError):
+            await transactions.process(write, server="another")
+        assert (transactions.called, await transactions.position()) == ([], 0)
+
+        assert await transactions.process(write, server=server) == BatchOutcome(5)
+        assert await transactions.effects() == ["a", "b", "c", "d", "e"]
 
     async def test_a_save_of_the_same_subscriber_waits_and_holds_up_no_other(
         self, transactions: Transactions

@@ -36,6 +36,8 @@ class CatchUp:
         self._has_changed, self._on_page, self._is_strict = has_changed, on_page, is_strict
         self.blocked_by: tuple[Gap, ...] = ()
         """The gaps that hold up a subscriber in global order, and of which the first has to be closed."""
+        self.may_have_retries = True
+        """Whether somebody may want a dead letter retried, as far as the last page tells."""
 
     async def run(self) -> int:
         """Deliver up to the end of the log, or until has_changed; how many events. StoppedError."""
@@ -81,13 +83,31 @@ class CatchUp:
             await self._writer.write()
         return count
 
+    def _up_to_gap(self, reading: SubscriberState, page: Page) -> Page:
+        """In global order nothing beyond a gap is delivered."""
+        after = reading.copy()
+        _note_read(after, page)
+        self.blocked_by = after.open
+        if not after.open:
+            return page
+        last = after.contiguous
+        events = [event for event in page.events if sequence_of(event) <= last]
+        # What is held back was found in a gap as well: it is not to be taken for dead.
+        settled = 0 if page.is_cut else min(page.settled, last)
+        return Page(events, max(reading.head, last), (), settled)
+
     async def _read(self, reading: SubscriberState, limit: int) -> Page:
         page = await self._reader.read(
-            reading.position, limit, self._wanted, self._patience, is_waiting=bool(self.blocked_by)
+            reading.position,
+            limit,
+            self._wanted,
+            self._patience,
+            is_waiting=bool(self.blocked_by),
+            was_reached=self._writer.has_processed,
         )
+        self.may_have_retries = page.may_have_retries
         if self._is_strict:
-            self.blocked_by = page.missing
-            return _before_gap(page) if page.missing else page
+            return self._up_to_gap(reading, page)
         return _within_gaps(page, reading.head) if reading.is_full else page
 
 
@@ -100,12 +120,6 @@ def _note_read(reading: SubscriberState, page: Page) -> None:
     reading.pass_to(page.up_to, page.missing)
     if not page.is_cut:
         reading.settle(page.settled)
-
-
-def _before_gap(page: Page) -> Page:
-    """In global order nothing beyond a gap is delivered."""
-    last = page.missing[0].first - 1
-    return Page([event for event in page.events if sequence_of(event) <= last], GlobalSequence(last))
 
 
 def _within_gaps(page: Page, head: GlobalSequence) -> Page:

@@ -52,6 +52,8 @@ class CheckpointWriter:
         self._subscriber_id, self.epoch = checkpoint.subscriber_id, checkpoint.epoch
         self._store, self._patience, self._clock = store, patience, clock
         self._on_written, self._wake = on_written, wake
+        self.server = checkpoint.server
+        """Where the subscriber was claimed."""
         self._advance = Advance(checkpoint)
         self._written = self._advance.position
         self._given_up: tuple[Gap, ...] = ()
@@ -77,6 +79,11 @@ class CheckpointWriter:
     def head(self) -> GlobalSequence:
         """The highest number that was processed, with or without gaps below it."""
         return self._advance.head
+
+    @property
+    def has_processed(self) -> bool:
+        """Whether any event was ever processed."""
+        return self._event_id is not None
 
     @property
     def state(self) -> SubscriberState:
@@ -216,6 +223,7 @@ class CheckpointWriter:
         return Progress(
             subscriber_id=self._subscriber_id,
             epoch=self.epoch,
+            server=self.server,
             position=reached.contiguous,
             event_id=self._event_id,
             head=reached.head if reached.open else None,

@@ -38,15 +38,24 @@ class GapWatch:
         self._gap_timeout, self._gives_up = config.gap_timeout, config.gap_policy == "timeout"
         self._timer = GapTimer(config.gap_timeout)
         self._told_up_to = 0
+        # Asked after every look at the log, and now and then besides.
+        self._is_looking = False
         self._looked_for_late_at = -math.inf
 
     async def look(self) -> bool:
         """Whether there is a gap to be looked into again. StoreError."""
+        if not self._is_looking:
+            self._is_looking = True
+            try:
+                await self._look()
+            finally:
+                self._is_looking = False
+        return self._waiting_state().is_waiting_for_gap
+
+    async def _look(self) -> None:
         if self._gives_up:
             await self._bury_late()
         state = self._waiting_state()
-        if not state.is_waiting_for_gap:
-            return False
         now = self._clock.monotonic()
         self._timer.note(state, now)
         overdue = self._timer.overdue(state, now)
@@ -54,7 +63,6 @@ class GapWatch:
             self._give_up(overdue)
         elif overdue:
             await self._tell(overdue)
-        return True
 
     def _waiting_state(self) -> SubscriberState:
         state, blocked_by = self._writer.state, self._catch_up.blocked_by
@@ -113,9 +121,10 @@ def _names(gaps: tuple[Gap, ...]) -> str:
 
 
 def _describe(writer: OpenWriter) -> str:
+    age = "an unknown time (its role may not be seen)"
+    if writer.age_seconds is not None:
+        age = f"{writer.age_seconds:.1f} s"
     if writer.gid is not None:
-        return f"the prepared transaction {writer.gid!r} has been open for {writer.age_seconds:.1f} s"
-    return (
-        f"the transaction of pid {writer.pid} (application {writer.application_name!r}) has been open for "
-        f"{writer.age_seconds:.1f} s"
-    )
+        return f"the prepared transaction {writer.gid!r} has been open for {age}"
+    application = f"application {writer.application_name!r}"
+    return f"the transaction of pid {writer.pid} ({application}) has been open for {age}"

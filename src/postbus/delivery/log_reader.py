@@ -8,11 +8,12 @@ import asyncio
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from postbus.delivery.deliveries import sequence_of
 from postbus.delivery.own_copies import own_copy
 from postbus.delivery.patience import Patience
+from postbus.errors import UnsoundLogError
 from postbus.events import Event, Gap, GlobalSequence, LogPage, LogPosition
 from postbus.policy.horizon import WriterHorizon
 from postbus.ports import Clock, EventLog, WantedTypes
@@ -20,6 +21,7 @@ from postbus.ports import Clock, EventLog, WantedTypes
 # Whoever is this near to the head reads what all read, and filters for itself.
 _NEAR_THE_HEAD = 1_000
 _MOST_PAGES_KEPT = 4
+_SECONDS_KEPT = 1.0
 # A sample of the writers costs the server about a millisecond.
 _SECONDS_BETWEEN_SAMPLES = 0.05
 # How long to wait before a gap is looked into again: longer and longer for a writer that takes its time.
@@ -39,6 +41,8 @@ class Page:
     # Every open number up to this one that is not in the page is dead.
     settled: int = 0
     is_cut: bool = False
+    is_beyond: bool = False
+    may_have_retries: bool = True
 
 
 class LogReader:
@@ -54,6 +58,7 @@ class LogReader:
         self._is_shared = False
         self._reading: dict[_Key, asyncio.Task[Page]] = {}
         self._kept: OrderedDict[_Key, Page] = OrderedDict()
+        self._kept_until = 0.0
         self._wait = _SECONDS_BETWEEN_SAMPLES
         self._alarm: asyncio.Task[None] | None = None
 
@@ -66,6 +71,11 @@ class LogReader:
         """So many subscribers read: for a single one nothing is kept."""
         self._is_shared = reader_count > 1
         if not self._is_shared:
+            self._kept.clear()
+
+    def drop_old(self) -> None:
+        """Keep no page for longer than others may need it: a payload may be purged meanwhile."""
+        if self._kept and self._clock.monotonic() > self._kept_until:
             self._kept.clear()
 
     def forget(self) -> None:
@@ -82,19 +92,27 @@ class LogReader:
         patience: Patience,
         *,
         is_waiting: bool = False,
+        was_reached: bool = True,
     ) -> Page:
-        """The next page after a position; *is_waiting*: for a gap right after it. StoppedError."""
-        is_near = self._is_shared and self.known_head - after.head <= _NEAR_THE_HEAD
-        page = await patience.run(lambda: self._read(after, limit, None if is_near else wanted, is_waiting))
+        """The next page after a position; *is_waiting*: for a gap right after it. StoppedError.
+
+        *was_reached*: it is no place ahead of the log that somebody chose to start from.
+        """
+        # Asked once: others may come and go while the page is read.
+        is_shared = self._is_shared
+        is_near = is_shared and self.known_head - after.head <= _NEAR_THE_HEAD
+        page = await patience.run(
+            lambda: self._read_checked(after, limit, None if is_near else wanted, is_waiting, was_reached)
+        )
         if is_near and page.is_cut:
             # What nobody wants fills the page, and would fill it again.
             is_near = False
             page = await patience.run(lambda: self._read(after, limit, wanted, is_waiting))
-        if not self._is_shared:
+        if not is_shared:
             return page
         is_all = wanted is None or not is_near
         events = [own_copy(event) for event in page.events if is_all or wanted(event.type)]  # type: ignore[misc]
-        return Page(events, page.up_to, page.missing, page.settled, page.is_cut)
+        return replace(page, events=events)
 
     def look_again_later(self) -> None:
         """Wake everybody when it is time to look into the open gaps again."""
@@ -113,6 +131,23 @@ class LogReader:
         self._wait = min(self._wait * _WAIT_GROWTH, _LONGEST_WAIT)
         self._alarm = None
         self._wake()
+
+    async def _read_checked(
+        self,
+        after: LogPosition,
+        limit: int,
+        wanted: WantedTypes | None,
+        is_waiting: bool,
+        was_reached: bool,
+    ) -> Page:
+        page = await self._read(after, limit, wanted, is_waiting)
+        if page.is_beyond and was_reached:
+            raise UnsoundLogError(
+                f"the checkpoint is at {after.head}, beyond every number that the log has given: it was "
+                "truncated, or restored from an older copy, and new events would be passed over; delete "
+                "the subscriber's row of event_bus_checkpoints to begin anew"
+            )
+        return page
 
     async def _read(
         self, after: LogPosition, limit: int, wanted: WantedTypes | None, is_waiting: bool
@@ -138,6 +173,7 @@ class LogReader:
         return page
 
     def _find_kept(self, key: _Key) -> Page | None:
+        self.drop_old()
         after, _, patterns = key
         for (kept_after, _, kept_patterns), page in self._kept.items():
             if patterns != kept_patterns:
@@ -149,21 +185,23 @@ class LogReader:
                 kept_after.head < after.head < page.up_to
             ):
                 rest = bisect_right(page.events, after.head, key=sequence_of)
-                return Page(page.events[rest:], page.up_to, (), page.settled)
+                return replace(page, events=page.events[rest:])
         return None
 
     def _keep(self, key: _Key, page: Page) -> None:
         self._kept[key] = page
+        self._kept_until = self._clock.monotonic() + _SECONDS_KEPT
         if len(self._kept) > _MOST_PAGES_KEPT:
             self._kept.popitem(last=False)
 
     async def _read_now(
         self, after: LogPosition, limit: int, wanted: WantedTypes | None, for_gaps: bool
     ) -> Page:
-        if for_gaps:
+        if for_gaps and self._is_sample_due():
             # One at a time: samples count in the order in which they were taken.
             async with self._sampling:
-                return await self._read_with_horizon(after, limit, wanted, self._is_sample_due())
+                if self._is_sample_due():
+                    return await self._read_with_horizon(after, limit, wanted, True)
         return await self._read_with_horizon(after, limit, wanted, False)
 
     async def _read_with_horizon(
@@ -179,7 +217,15 @@ class LogReader:
         elif page.server != server:
             settled = GlobalSequence(0)
         missing = _above(page.missing, settled) if page.missing else ()
-        return Page(page.events, page.up_to, missing, settled, page.is_cut)
+        return Page(
+            page.events,
+            page.up_to,
+            missing,
+            settled,
+            page.is_cut,
+            page.is_beyond,
+            page.may_have_retries,
+        )
 
     def _is_sample_due(self) -> bool:
         return self._clock.monotonic() - self._sampled_at >= _SECONDS_BETWEEN_SAMPLES

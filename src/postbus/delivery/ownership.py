@@ -109,11 +109,18 @@ class Ownership:
         if await self._around.patience.run(self._gap_watch.look):
             self._around.reader.look_again_later()
         now = self._around.clock.monotonic()
-        if not count or now - self._looked_for_retries_at >= _SECONDS_BETWEEN_RETRY_LOOKS:
+        is_time = not count or now - self._looked_for_retries_at >= _SECONDS_BETWEEN_RETRY_LOOKS
+        if is_time and self._catch_up.may_have_retries:
             self._looked_for_retries_at = now
             with contextlib.suppress(PutOffError):
                 await self._retry_dead_letters()
         return count
+
+    async def look_at_gaps(self) -> None:
+        """Tell of gaps that are open for long, also while handlers are at work."""
+        # Asked again soon.
+        with contextlib.suppress(StoreError):
+            await self._gap_watch.look()
 
     async def let_go(self) -> None:
         """Write what was processed and leave the subscriber to the next owner in good order."""
@@ -122,7 +129,7 @@ class Ownership:
         with contextlib.suppress(StoreError, StoppedError):
             await self.writer.finish()
             await self.writer.write()
-            await self._around.store.checkpoints.release(self._subscriber.id, self.writer.epoch)
+            await self._release()
 
     async def abandon(self) -> None:
         """The locks are lost: write what was processed if that can still be done, and ask no second time."""
@@ -130,13 +137,17 @@ class Ownership:
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(_SECONDS_TO_ABANDON):
                 await self.writer.write_once()
-                await self._around.store.checkpoints.release(self._subscriber.id, self.writer.epoch)
+                await self._release()
 
     def stop(self) -> None:
         """Watch and ring no more, and keep nobody waiting."""
         self._failures.stop()
         self._watch.stop()
         self.writer.stop()
+
+    async def _release(self) -> None:
+        checkpoints, writer = self._around.store.checkpoints, self.writer
+        await checkpoints.release(self._subscriber.id, writer.epoch, writer.server)
 
     async def _retry_dead_letters(self) -> None:
         store, patience = self._around.store, self._around.patience

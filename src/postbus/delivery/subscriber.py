@@ -43,7 +43,8 @@ def check_start_from(start_from: object) -> StartFrom:
 async def find_start(start_from: StartFrom, log: EventLog, now: GlobalSequence) -> LogPosition:
     """The position of a subscriber that has no checkpoint yet; *now* is where the log was when it began."""
     if isinstance(start_from, datetime):
-        return LogPosition(await log.position_at(start_from))
+        # What happened since may have a number below, of a transaction that is not at its end yet.
+        return await log.now(await log.position_at(start_from))
     if start_from == "now":
         return await log.now(now)
     return LogPosition(GlobalSequence(start_from if isinstance(start_from, int) else 0))

@@ -76,8 +76,11 @@ class SubscriberLoop:
         self._task: asyncio.Task[None] | None = None
         # Their handlers would not end.
         self._left_tasks: set[asyncio.Task[None]] = set()
+        self.predecessors: list[SubscriberLoop] = []
+        """Those of the same id that were unsubscribed and are still at their last event."""
         self._has_progressed = asyncio.Event()
         self._head_at_start: GlobalSequence | None = None
+        self._is_head_sure = False
         self._restart: asyncio.TimerHandle | None = None
         self._is_looking = False
 
@@ -134,11 +137,12 @@ class SubscriberLoop:
         """Whether the bus was started."""
         return self._task is not None
 
-    def start(self) -> None:
-        """Begin, in a task of its own."""
+    def start(self, head: GlobalSequence | None = None) -> None:
+        """Begin, in a task of its own; *head* is where the log is at this moment, if that is known."""
         if self._head_at_start is None:
             # What is published from here on is not to be missed by one that starts from now on.
-            self._head_at_start = self._store.log.known_head
+            self._head_at_start = self._store.log.known_head if head is None else head
+            self._is_head_sure = head is not None
         # Without the context of whoever happens to start it: handlers run in it.
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"postbus subscriber {self.subscriber.id}", context=contextvars.Context()
@@ -158,6 +162,11 @@ class SubscriberLoop:
         if self._has_lock or self._ownership is not None:
             self._is_lost = True
             self.wake()
+
+    async def look_at_gaps(self) -> None:
+        """Tell of gaps that are open for long."""
+        if self._ownership is not None:
+            await self._ownership.look_at_gaps()
 
     def try_again(self) -> None:
         """The subscriber may have become free: a standby need not wait."""
@@ -281,12 +290,16 @@ class SubscriberLoop:
             if times % _TIMES_BETWEEN_LOOKS == 0:
                 found = await self.patience.run(lambda: self._store.checkpoints.load(self.subscriber.id))
                 self._known = None if found is None else found.position
+                await self._see_head()
                 self._note_progress()
             times += 1
             await self.patience.sleep(_STANDBY_SECONDS, self._may_be_free)
             self._may_be_free.clear()
 
     async def _try_to_own(self) -> bool:
+        if any(left.state != "stopped" for left in self.predecessors):
+            return False
+        self.predecessors.clear()
         if self._is_coordinated and not self._has_lock:
             self._has_lock = await self._store.subscriber_locks.try_acquire(self.subscriber.id)
             return self._has_lock
@@ -313,6 +326,7 @@ class SubscriberLoop:
             if self._is_paused:
                 await ownership.writer.write()
                 self._set_phase("paused")
+                await self._see_head()
             else:
                 self._is_looking = True
                 try:
@@ -350,7 +364,7 @@ class SubscriberLoop:
         checkpoints, subscriber = self._store.checkpoints, self.subscriber
         start = LogPosition(GlobalSequence(0))
         if await checkpoints.load(subscriber.id) is None:
-            now = self._store.log.known_head if self._head_at_start is None else self._head_at_start
+            now = await self._find_now()
             start = await find_start(subscriber.start_from, self._store.log, now)
             if start.head > max(now, self._store.log.known_head):
                 logger.warning(
@@ -361,9 +375,22 @@ class SubscriberLoop:
                 )
         return await checkpoints.claim(subscriber.id, start)
 
+    async def _see_head(self) -> None:
+        """Whoever reads nothing has to ask how far it is behind."""
+        await self.patience.run(self._store.log.head)
+
+    async def _find_now(self) -> GlobalSequence:
+        """Where the log was when this instance began."""
+        assert self._head_at_start is not None, "it has begun"
+        if not self._is_head_sure and self._store.log.known_head == self._head_at_start:
+            # Others may have published, which this process had no reason to notice.
+            return await self._store.log.head()
+        return self._head_at_start
+
     async def _start_over(self) -> None:
         ownership, self._ownership = self._ownership, None
-        self._is_lost = self._has_lock = False
+        self._is_lost = False
+        self._release_lock()
         if ownership is not None:
             self._known = ownership.writer.written
             await ownership.abandon()
@@ -374,6 +401,8 @@ class SubscriberLoop:
             self._known = self._ownership.writer.written
             self._ownership.stop()
             self._ownership = None
+        # The next ownership is another one, also if the locks were lost during this one.
+        self._is_lost = False
         self._release_lock()
         self._set_phase("standby")
         await self.patience.sleep(_SECONDS_AFTER_ERROR)

@@ -11,6 +11,7 @@ from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.subscriber_loop import SubscriberLoop
 from postbus.delivery.suspects import Suspects
 from postbus.errors import DuplicateSubscriberError, SubscriptionNotFoundError
+from postbus.events import GlobalSequence
 from postbus.ports import Clock, Store
 
 
@@ -53,6 +54,7 @@ class Subscribers:
             self._clock,
             self._noise,
         )
+        loop.predecessors = [left for left in self._leaving if left.subscriber.id == subscriber.id]
         self._loops[subscriber.id] = loop
         self._reader.share(len(self._loops))
         if self._is_started:
@@ -73,11 +75,14 @@ class Subscribers:
             raise SubscriptionNotFoundError(subscriber_id)
         return SubscriptionHandle(loop, self._store.log, self._clock, self._start_bus)
 
-    def start(self) -> None:
-        """Begin with all of them."""
+    async def start(self) -> None:
+        """Begin with all of them; those that start from now on get what is published after this."""
+        head = None
+        if any(loop.subscriber.start_from == "now" for loop in self):
+            head = await self._store.log.head()
         self._is_started = True
         for loop in self:
-            self._start(loop)
+            self._start(loop, head)
 
     def wake(self) -> None:
         """The log may have grown."""
@@ -118,14 +123,14 @@ class Subscribers:
                 await loop.wait_for_change()
         return has_waited
 
-    def _start(self, loop: SubscriberLoop) -> None:
+    def _start(self, loop: SubscriberLoop, head: GlobalSequence | None = None) -> None:
         if self._poller is None:
             self._store.log.watch(self.wake)
             self._store.subscriber_locks.watch(self._lose, self._try_again)
             self._poller = asyncio.get_running_loop().create_task(
                 self._poll(), name="postbus poll", context=contextvars.Context()
             )
-        loop.start()
+        loop.start(head)
 
     def _lose(self) -> None:
         """Another instance may be active, and another server answer: nothing that is known counts."""
@@ -141,7 +146,10 @@ class Subscribers:
         """A wake-up may get lost, and a clock of the tests may stand still: look now and then."""
         while True:
             await self._clock.until(self._clock.monotonic() + self._config.poll_interval)
+            self._reader.drop_old()
             self.wake()
+            for loop in self:
+                await loop.look_at_gaps()
 
     def _all(self) -> set[SubscriberLoop]:
         return {*self._loops.values(), *self._leaving}

@@ -110,6 +110,7 @@ class TransactionalDeliveries:
                     timeout=self._subscriber.timeout,
                     time_budget=_TIME_BUDGET,
                     retried=retried,
+                    server=self._writer.server,
                 )
             finally:
                 self.is_handling = False

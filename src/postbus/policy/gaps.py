@@ -29,12 +29,14 @@ class SubscriberState:
     """
 
     # The open gaps are two lists in step, which bisect can search and append to without objects.
-    __slots__ = ("_firsts", "_head", "_lasts")
+    __slots__ = ("_firsts", "_head", "_known_open", "_lasts")
 
     def __init__(self, position: int = 0) -> None:
         self._head: int = position
         self._firsts: list[int] = []
         self._lasts: list[int] = []
+        # Asked for after every event, and mostly the same as the last time: None if it has to be made anew.
+        self._known_open: tuple[Gap, ...] | None = ()
 
     @classmethod
     def restore(cls, position: int, head: int, open: Iterable[Sequence[int]]) -> "SubscriberState":
@@ -54,6 +56,7 @@ class SubscriberState:
             state._head = head
             state._firsts = [gap.first for gap in gaps]
             state._lasts = [gap.last for gap in gaps]
+            state._known_open = tuple(gaps)
         return state
 
     @property
@@ -64,7 +67,9 @@ class SubscriberState:
     @property
     def open(self) -> tuple[Gap, ...]:
         """The gaps below the head that may still be filled, in order, disjoint."""
-        return tuple(map(Gap, self._firsts, self._lasts))
+        if self._known_open is None:
+            self._known_open = tuple(map(Gap, self._firsts, self._lasts))
+        return self._known_open
 
     @property
     def position(self) -> LogPosition:
@@ -143,7 +148,10 @@ class SubscriberState:
 
     def copy(self) -> "SubscriberState":
         """Another one, to go on from here for a try."""
-        return SubscriberState.restore(self.contiguous, self.head, self.open)
+        other = SubscriberState(self._head)
+        other._firsts, other._lasts = self._firsts.copy(), self._lasts.copy()
+        other._known_open = self._known_open
+        return other
 
     def deliver_page(self, sequences: Sequence[int]) -> None:
         """Note the delivery of these numbers, each given once and in ascending order.
@@ -168,12 +176,17 @@ class SubscriberState:
         count = bisect_right(self._lasts, up_to)
         dead = list(map(Gap, self._firsts[:count], self._lasts[:count]))
         del self._firsts[:count], self._lasts[:count]
+        if dead:
+            self._known_open = None
         if self._firsts and self._firsts[0] <= up_to:
             dead.append(Gap(self._firsts[0], up_to))
             self._firsts[0] = up_to + 1
+            self._known_open = None
         return tuple(dead)
 
     def _open(self, first: int, last: int) -> None:
+        if self._known_open is not None:
+            self._known_open += (Gap(first, last),)
         self._firsts.append(first)
         self._lasts.append(last)
 
@@ -188,6 +201,7 @@ class SubscriberState:
 
     def _cut(self, gap_at: int, first: int, last: int) -> None:
         """Take the numbers from *first* to *last* out of a gap, which leaves nothing, one part or two."""
+        self._known_open = None
         gap_first, gap_last = self._firsts[gap_at], self._lasts[gap_at]
         left = [(gap_first, first - 1)] if gap_first < first else []
         right = [(last + 1, gap_last)] if last < gap_last else []

@@ -129,6 +129,7 @@ class _DoomedCheckpoints(_Doomed):
         timeout: float,
         time_budget: float,
         retried: str | None = None,
+        server: str | None = None,
     ) -> BatchOutcome:
         doom = self._doom
 
@@ -160,6 +161,7 @@ class _DoomedCheckpoints(_Doomed):
             timeout=timeout,
             time_budget=time_budget,
             retried=retried,
+            server=server,
         )
         if outcome.done_count:
             await doom.pass_by("after_checkpoint")

@@ -91,6 +91,7 @@ class InMemoryCheckpoints:
         timeout: float,
         time_budget: float,
         retried: str | None = None,
+        server: str | None = None,  # noqa: ARG002
     ) -> BatchOutcome:
         """Call handle(event, transaction) for one event after the other and move the checkpoint along."""
         self._state.check_open()
@@ -103,7 +104,12 @@ class InMemoryCheckpoints:
             self._move(subscriber_id, last.global_sequence or _START, last.id)
         return outcome
 
-    async def release(self, subscriber_id: SubscriberId, epoch: int) -> None:
+    async def release(
+        self,
+        subscriber_id: SubscriberId,
+        epoch: int,
+        server: str | None = None,  # noqa: ARG002
+    ) -> None:
         """Let go in good order. Nothing happens if the epoch is not the present one."""
         self._state.check_open()
         checkpoint = self._state.checkpoints.get(subscriber_id)

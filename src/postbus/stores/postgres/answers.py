@@ -23,8 +23,8 @@ class Answer(NamedTuple):
     # Empty if no draft has a stream.
     stream_versions: Sequence[int | None] = ()
     error: StoreError | None = None
-    # Somebody else's transaction holds a stream or a given id: try again.
-    is_busy: bool = False
+    # The stream or given id that could not be locked, since somebody else's transaction holds it: try again.
+    held: str | None = None
 
 
 def read_answers(calls: Sequence[Sequence[Draft]], rows: Sequence[asyncpg.Record]) -> Iterator[Answer]:
@@ -46,9 +46,11 @@ def _answer(call: Sequence[Draft], row: asyncpg.Record) -> Answer:
     refusal = row["refusal"]
     if refusal is None:
         return stored(call, row["numbers"], row["versions"])
-    if refusal == "busy":
-        return Answer(is_busy=True)
     draft = call[row["refused_place"] - 1]
+    if refusal == "busy stream":
+        return Answer(held=f"stream {draft.stream_id!r}")
+    if refusal == "busy event id":
+        return Answer(held=f"event id {draft.id!r}")
     if refusal == "duplicate":
         return Answer(error=duplicate_id(f"the event id {draft.id!r} is taken, or comes twice in this call"))
     assert draft.stream_id is not None

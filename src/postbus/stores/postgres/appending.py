@@ -129,11 +129,11 @@ class Appending:
     def _settle(self, job: Job, answer: Answer) -> None:
         if job.is_settled:
             return
-        if answer.is_busy:
+        if answer.held is not None:
             if not self._is_given_up(job):
                 self._held_up.submit(job)
                 return
-            answer = Answer(error=_held(job))
+            answer = Answer(error=_busy(answer.held))
         job.is_settled = True
         if job.give_up_at is not None:
             self._held_names -= Counter(job.names())
@@ -164,10 +164,9 @@ def _pair(sequences: Sequence[int | None], versions: Sequence[int | None]) -> li
     return list(map(Stored, sequences, versions or itertools.repeat(None)))
 
 
-def _held(job: Job) -> StoreBusyError:
-    names = list(dict.fromkeys(job.names()))
-    shown = ", ".join(names[:3]) + (f" or one of {len(names) - 3} more" if len(names) > 3 else "")
+def _busy(held: str) -> StoreBusyError:
     return StoreBusyError(
-        f"another transaction has held {shown} for more than {_BUSY_SECONDS:g} s; nothing was stored; end "
-        "that transaction, or try again"
+        f"{held} could not be locked for {_BUSY_SECONDS:g} s: another transaction holds it, or one that "
+        "shares its lock, as a call with very many streams or ids does; nothing was stored; end that "
+        "transaction, or try again"
     )

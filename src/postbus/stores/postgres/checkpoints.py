@@ -19,6 +19,7 @@ from postbus.events import (
 from postbus.ports import Clock
 from postbus.stores.postgres.appending import Appending
 from postbus.stores.postgres.database import Database
+from postbus.stores.postgres.query_parts import fill_parts
 from postbus.stores.postgres.saving import Saving, gaps_to_array
 from postbus.stores.postgres.transactions import Batch
 from postbus.stores.postgres.wake_ups import WakeUps
@@ -29,8 +30,10 @@ class PgCheckpoints:
 
     def __init__(self, database: Database, appending: Appending, wake_ups: WakeUps, clock: Clock) -> None:
         self._database, self._clock = database, clock
-        self._queries = database.queries("checkpoints.sql")
-        self._saving = Saving(database, appending, wake_ups)
+        self._queries = fill_parts(
+            database.queries("checkpoints.sql"), server=database.queries("log.sql")["server"]
+        )
+        self._saving = Saving(database, self._queries, appending, wake_ups)
         # A batch holds the row of its checkpoint for as long as its handlers take: a save of the same
         # subscriber waits here, and not with a connection, nor with the saves of others in its group.
         self._turns: dict[SubscriberId, asyncio.Lock] = {}
@@ -81,6 +84,7 @@ class PgCheckpoints:
         timeout: float,
         time_budget: float,
         retried: str | None = None,
+        server: str | None = None,
     ) -> BatchOutcome:
         """Call handle(event, connection) for one event after the other and move the checkpoint along."""
         batch = Batch(
@@ -88,6 +92,7 @@ class PgCheckpoints:
             queries=self._queries,
             subscriber_id=subscriber_id,
             epoch=epoch,
+            server=server,
             events=events,
             handle=handle,
             reached=reached,
@@ -99,9 +104,9 @@ class PgCheckpoints:
         async with self._turns.setdefault(subscriber_id, asyncio.Lock()):
             return await batch.run()
 
-    async def release(self, subscriber_id: SubscriberId, epoch: int) -> None:
-        """Let go in good order. Nothing happens if the epoch is not the present one."""
-        await self._database.execute(self._queries["release_checkpoint"], subscriber_id, epoch)
+    async def release(self, subscriber_id: SubscriberId, epoch: int, server: str | None = None) -> None:
+        """Let go in good order. Nothing happens if the epoch is not the present one, or the server is not."""
+        await self._database.execute(self._queries["release_checkpoint"], subscriber_id, epoch, server)
 
     async def drain(self) -> None:
         """Return when no save is on its way any more, whoever gave up waiting for it."""
@@ -121,4 +126,6 @@ def _checkpoint_from_row(row: asyncpg.Record) -> Checkpoint:
         attempt_count=row["attempt_count"],
         head=row["head"],
         open=tuple(map(Gap, gaps[::2], gaps[1::2])),
+        # Only a claim asks for it.
+        server=row.get("server"),
     )

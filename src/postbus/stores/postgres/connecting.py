@@ -36,10 +36,15 @@ async def connect(dsn: str) -> "Connection":
         raise StoreUnavailableError(f"can't connect to {describe(dsn)}: {reason}") from error
 
 
-async def _open(dsn: str, **options: int) -> "Connection":
+async def _open(dsn: str, statement_cache_size: int = 100) -> "Connection":
     # Whoever names it in the DSN has a reason.
     settings = None if "application_name=" in dsn else {"application_name": "postbus"}
-    return await asyncpg.connect(dsn, timeout=CONNECT_SECONDS, server_settings=settings, **options)
+    return await asyncpg.connect(
+        dsn,
+        timeout=CONNECT_SECONDS,
+        server_settings=settings,
+        statement_cache_size=statement_cache_size,
+    )
 
 
 async def _is_direct(connection: "Connection") -> bool:

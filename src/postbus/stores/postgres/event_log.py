@@ -83,8 +83,10 @@ class PgEventLog:
     async def now(self, head: GlobalSequence) -> LogPosition:
         """Everything up to *head* that is visible at this moment: what can still appear below is open."""
         async with self._database.connection() as connection:
-            holders = (await self._samples.take(connection)).holders
-            writers = {holder for holder in holders if not holder.endswith(_ENDED)}
+            sample = await self._samples.take(connection)
+            # Events may have been deleted, or lost with the server that had them.
+            head = GlobalSequence(min(head, sample.high))
+            writers = {holder for holder in sample.holders if not holder.endswith(_ENDED)}
             gaps: list[Gap] = []
             bottom: int = head
             while writers and bottom > 0 and len(gaps) < _MOST_OPEN_GAPS:

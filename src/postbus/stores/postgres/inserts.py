@@ -1,13 +1,16 @@
 """The statements that store drafts."""
 
+import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 
 from postbus.events import Draft
 from postbus.stores.postgres.answers import Answer, read_answers, stored
 from postbus.stores.postgres.pool import Connection
+from postbus.stores.postgres.translation import DRIVER_ERRORS
 
 # So much goes into one statement; a message to the server must stay far below a gigabyte, and its time below
 # the driver's limit. In bytes.
@@ -50,6 +53,9 @@ class Inserts:
         self._insert_events = queries["insert_events"]
         self._insert_full_events = queries["insert_full_events"]
         self._append_events = queries["append_events"]
+        self._begin_parts = queries["begin_parts"]
+        self._undo_parts = queries["undo_parts"]
+        self._end_parts = queries["end_parts"]
 
     async def insert(
         self, connection: Connection, calls: Sequence[Sequence[Draft]], drafts: Sequence[Draft]
@@ -110,19 +116,35 @@ class Inserts:
         sequences: list[int | None] = []
         versions: list[int | None] = []
         try:
-            # In somebody's transaction it is a savepoint.
-            async with connection.transaction():
+            async with self._all_or_none(connection):
                 for part in parts:
                     (answer,) = await self.append(
                         connection, [part], is_repeated=is_repeated, patience=patience
                     )
-                    if answer.error is not None or answer.is_busy:
+                    if answer.error is not None or answer.held is not None:
                         raise _RefusedError(answer)
                     sequences += answer.sequences
                     versions += answer.stream_versions or [None] * len(part)
         except _RefusedError as refused:
             return refused.answer
         return stored(drafts, sequences, versions)
+
+    @asynccontextmanager
+    async def _all_or_none(self, connection: Connection) -> AsyncIterator[None]:
+        if not connection.is_in_transaction():
+            async with connection.transaction():
+                yield
+            return
+        # Not with the driver's own object, which it refuses to whoever began with execute("BEGIN").
+        await connection.execute(self._begin_parts)
+        try:
+            yield
+        except BaseException:
+            # Of a connection that is gone the first error says more.
+            with contextlib.suppress(*DRIVER_ERRORS):
+                await connection.execute(self._undo_parts)
+            raise
+        await connection.execute(self._end_parts)
 
     async def _insert_drafts(self, connection: Connection, drafts: Sequence[Draft]) -> list[int]:
         if any(_has_more(draft) for draft in drafts):

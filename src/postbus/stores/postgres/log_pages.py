@@ -1,20 +1,24 @@
 """Reads a page of the log: the path that catching up lives on."""
 
+import asyncio
 from collections.abc import Sequence
 
 import asyncpg
 
-from postbus.events import Gap, GlobalSequence, LogPage, LogPosition
+from postbus.events import Event, Gap, GlobalSequence, LogPage, LogPosition
 from postbus.ports import WantedTypes
 from postbus.stores.postgres.database import Database
+from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.query_parts import fill_parts
 from postbus.stores.postgres.rows import events_from_rows
+from postbus.stores.postgres.translation import DRIVER_ERRORS
 from postbus.stores.postgres.type_conditions import type_condition
 
-# As many as read_page has room for.
-_MOST_EVENTS = 1000
 LARGEST_NUMBER = 2**63 - 1
+# A page of more text than this is decoded in slices of about the other size, between which others run.
+_MUCH_TEXT = 1024 * 1024
+_SLICE_OF_TEXT = 256 * 1024
 
 
 class LogPages:
@@ -25,6 +29,8 @@ class LogPages:
         whole = fill_parts(blocks, and_wanted="", and_in_slice="")
         self._read_page, self._read_page_and_gaps = whole["read_page"], whole["read_page_and_gaps"]
         self._read_wanted_page = fill_parts(blocks)["read_wanted_page"]
+        self._read_last_drawn = whole["read_last_drawn"]
+        self._size = PageSize()
         self._head = 0
         self._sized: dict[tuple[str, int], str] = {}
 
@@ -32,22 +38,38 @@ class LogPages:
         self, connection: Connection, after: LogPosition, limit: int, wanted: WantedTypes | None
     ) -> tuple[LogPage, GlobalSequence]:
         """The events in the open gaps and at most *limit* after the head, and how far the log goes."""
-        # A number beyond all numbers is as good as the last one.
-        place = (min(after.head, LARGEST_NUMBER), max(0, min(limit, _MOST_EVENTS)))
-        if wanted is not None:
-            condition = type_condition(wanted)
-            query = self._fit(self._read_wanted_page)
-            rows = await connection.fetch(query, *place, *_bounds(after.open), *condition)
-            page = _wanted_page(rows, after)
-        elif after.open:
-            query = self._fit(self._read_page_and_gaps)
-            rows = await connection.fetch(query, *place, *_bounds(after.open))
-            page = _page(rows, after)
+        try:
+            rows = await self._fetch(connection, after, limit, wanted)
+        except DRIVER_ERRORS as error:
+            self._size.note_failure(error)
+            raise
+        facts = rows[0]
+        self._head = facts[0]
+        is_beyond = self._head < after.head and after.head > await connection.fetchval(self._read_last_drawn)
+        if wanted is None:
+            page = _page(facts, rows[1:], await decode_page(rows[1:]), after, is_beyond)
         else:
-            rows = await connection.fetch(self._fit(self._read_page), *place)
-            page = _page(rows, after)
-        self._head = rows[0][0]
+            start = 1
+            while start < len(rows) and rows[start][1] is None:
+                start += 1
+            found = rows[start:]
+            page = _wanted_page(facts, rows[1:start], found, await decode_page(found), after, is_beyond)
+        if page.is_cut or 0 < facts[6] <= len(page.events):
+            self._size.note_full()
         return page, GlobalSequence(self._head)
+
+    async def _fetch(
+        self, connection: Connection, after: LogPosition, limit: int, wanted: WantedTypes | None
+    ) -> list[asyncpg.Record]:
+        # A number beyond all numbers is as good as the last one.
+        place = (min(after.head, LARGEST_NUMBER), *self._size.fit(limit))
+        if wanted is not None:
+            condition, query = type_condition(wanted), self._fit(self._read_wanted_page)
+            return await connection.fetch(query, *place, *_bounds(after.open), *condition)
+        if after.open:
+            query = self._fit(self._read_page_and_gaps)
+            return await connection.fetch(query, *place, *_bounds(after.open))
+        return await connection.fetch(self._fit(self._read_page), *place)
 
     def _fit(self, query: str) -> str:
         """The same statement in other words whenever the log has doubled.
@@ -61,16 +83,43 @@ class LogPages:
         return sized
 
 
-def _page(rows: Sequence[asyncpg.Record], after: LogPosition) -> LogPage:
-    facts, found = rows[0], rows[1:]
-    events, server = events_from_rows(found), facts[2]
+async def decode_page(rows: Sequence[asyncpg.Record]) -> list[Event]:
+    """Their events; the event loop is not held up for long by large ones."""
+    if sum([len(row[3] or "") for row in rows]) <= _MUCH_TEXT:
+        return events_from_rows(rows)
+    events: list[Event] = []
+    start = size = 0
+    for end, row in enumerate(rows, 1):
+        size += len(row[3] or "")
+        if size >= _SLICE_OF_TEXT or end == len(rows):
+            events += events_from_rows(rows[start:end])
+            start, size = end, 0
+            await asyncio.sleep(0)
+    return events
+
+
+def _page(
+    facts: asyncpg.Record,
+    found: Sequence[asyncpg.Record],
+    events: list[Event],
+    after: LogPosition,
+    is_beyond: bool,
+) -> LogPage:
+    server, retries = facts[2], facts[3] == "true"
     if not found or found[-1][0] <= after.head:
-        return LogPage(events, after.head, server=server, is_cut=facts[5] == "true")
+        return LogPage(
+            events,
+            after.head,
+            server=server,
+            is_cut=facts[5] == "true",
+            is_beyond=is_beyond,
+            may_have_retries=retries,
+        )
     up_to = found[-1][0]
     # Mostly there is no gap, and that is seen at a glance.
     new = found if not after.open else [row for row in found if row[0] > after.head]
     missing = () if up_to - after.head == len(new) else _skipped(new, after.head)
-    return LogPage(events, up_to, missing, server)
+    return LogPage(events, up_to, missing, server, may_have_retries=retries)
 
 
 def _skipped(rows: Sequence[asyncpg.Record], head: int) -> tuple[Gap, ...]:
@@ -82,22 +131,27 @@ def _skipped(rows: Sequence[asyncpg.Record], head: int) -> tuple[Gap, ...]:
     return tuple(gaps)
 
 
-def _wanted_page(rows: Sequence[asyncpg.Record], after: LogPosition) -> LogPage:
-    facts, start = rows[0], 1
-    while start < len(rows) and rows[start][1] is None:
-        start += 1
-    found = rows[start:]
-    events, server = events_from_rows(found), facts[2]
+def _wanted_page(
+    facts: asyncpg.Record,
+    gaps: Sequence[asyncpg.Record],
+    found: Sequence[asyncpg.Record],
+    events: list[Event],
+    after: LogPosition,
+    is_beyond: bool,
+) -> LogPage:
+    server, retries = facts[2], facts[3] == "true"
     if facts[5] == "true":
-        return LogPage(events, after.head, server=server, is_cut=True)
+        return LogPage(
+            events, after.head, server=server, is_cut=True, is_beyond=is_beyond, may_have_retries=retries
+        )
     new_count = sum(row[0] > after.head for row in found)
     looked_up_to = after.head if facts[7] is None else int(facts[7])
     # Where a page is full, nothing is known of what comes after its last event.
     is_full = new_count >= facts[6]
     last = found[-1][0] if new_count else after.head
     up_to = GlobalSequence(last if is_full else looked_up_to)
-    missing = tuple(Gap(row[0], row[6]) for row in rows[1:start] if row[0] <= up_to)
-    return LogPage(events, up_to, missing, server)
+    missing = tuple(Gap(row[0], row[6]) for row in gaps if row[0] <= up_to)
+    return LogPage(events, up_to, missing, server, is_beyond=is_beyond, may_have_retries=retries)
 
 
 def _bounds(gaps: Sequence[Gap]) -> tuple[list[int], list[int]]:

@@ -1,7 +1,7 @@
 """Writes checkpoints: those that come alone in groups, those with more in a transaction of their own."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -40,11 +40,13 @@ class _Save:
 
 
 class Saving:
-    """Writes how far subscribers have come. With an epoch that is not the present one nothing changes."""
+    """Writes how far subscribers have come. Nothing changes with another epoch or server than the present."""
 
-    def __init__(self, database: Database, appending: Appending, wake_ups: WakeUps) -> None:
-        self._database, self._appending, self._wake_ups = database, appending, wake_ups
-        self._queries = database.queries("checkpoints.sql")
+    def __init__(
+        self, database: Database, queries: Mapping[str, str], appending: Appending, wake_ups: WakeUps
+    ) -> None:
+        self._database, self._queries = database, queries
+        self._appending, self._wake_ups = appending, wake_ups
         self._groups: Groups[_Save] = Groups(self._save_group, _Save.settle)
         # How many wait for a plain save, and whether one is being written.
         self._waiting_count = 0
@@ -89,8 +91,16 @@ class Saving:
 
     async def _write_one(self, progress: Progress, now: datetime) -> bool:
         if _is_simple(progress):
-            move = (progress.subscriber_id, progress.epoch, progress.position, progress.event_id, now)
-            if await self._database.execute(self._queries["move_checkpoint"], *move) != _CHANGED_NOTHING:
+            tag = await self._database.execute(
+                self._queries["move_checkpoint"],
+                progress.subscriber_id,
+                progress.epoch,
+                progress.position,
+                progress.event_id,
+                now,
+                progress.server,
+            )
+            if tag != _CHANGED_NOTHING:
                 return True
         values = _checkpoint_values(progress, now)
         tag = await self._database.execute(self._queries["save_checkpoint"], *values, None)
@@ -125,7 +135,7 @@ class Saving:
         tag = await connection.execute(self._queries["save_checkpoint"], *values, progress.write_id)
         if tag != _CHANGED_NOTHING:
             return True
-        key = (progress.subscriber_id, progress.epoch, progress.write_id)
+        key = (progress.subscriber_id, progress.epoch, progress.write_id, progress.server)
         if await connection.fetchval(self._queries["is_written"], *key):
             return False
         raise _fenced(progress)
@@ -197,6 +207,7 @@ def _checkpoint_values(progress: Progress, now: datetime) -> tuple[object, ...]:
         now,
         progress.attempt_sequence,
         progress.attempt_count,
+        progress.server,
     )
 
 

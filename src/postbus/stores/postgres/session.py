@@ -39,6 +39,8 @@ class Session:
         self._on_notification: list[Callable[[int | None], None]] = []
         self._on_lost: list[Callable[[], None]] = []
         self._is_listening = False
+        # Whether the connection that is there now has its listener.
+        self._has_listener = False
         self._echo: tuple[str, asyncio.Event] | None = None
         # Whether a notification ever came through the listener of this connection.
         self._is_proven = False
@@ -125,14 +127,15 @@ class Session:
 
     async def _begin_listening(self) -> None:
         """On a connection that is there already; a new one listens from its beginning."""
-
-        async def listen(connection: Connection) -> None:
-            await connection.add_listener(self._channel, self._hear)
-
-        # Should it fail, the connection is replaced, or the probe finds it deaf.
+        # Should it fail, the connection is replaced, or the keeper tries again.
         with contextlib.suppress(StoreError):
-            await self.run(listen)
-        self._tell(None)
+            await self.run(self._add_listener)
+
+    async def _add_listener(self, connection: Connection) -> None:
+        if not self._has_listener:
+            await connection.add_listener(self._channel, self._hear)
+            self._has_listener = self.is_current(connection)
+            self._tell(None)
 
     def _finish(self, running: "asyncio.Task[Any]") -> None:
         self._running.discard(running)
@@ -142,9 +145,10 @@ class Session:
 
     async def _open(self) -> None:
         connection = await self._connect()
+        has_listener = self._is_listening
         try:
             with translated():
-                if self._is_listening:
+                if has_listener:
                     async with asyncio.timeout(_ANSWER_SECONDS):
                         await connection.add_listener(self._channel, self._hear)
                 connection.add_termination_listener(lambda _: self._lose(connection, "it was closed"))
@@ -152,7 +156,7 @@ class Session:
             break_off(connection)
             raise
         self._connection = connection
-        self._is_proven = False
+        self._has_listener, self._is_proven = has_listener, False
         self._was_lost.clear()
 
     async def _keep(self) -> None:
@@ -190,10 +194,13 @@ class Session:
 
     async def _is_alive(self, connection: Connection) -> bool:
         """Send a notification to ourselves and see whether it comes back; whether the connection is sound."""
-        if not self._is_listening:
-            # Any answer will do.
-            with contextlib.suppress(StoreError):
-                await self.run(lambda session: session.fetchval(self._queries["beat"]))
+        if not self._has_listener:
+            # Any answer will do: a notification would not come back.
+            if self._is_listening:
+                await self._begin_listening()
+            else:
+                with contextlib.suppress(StoreError):
+                    await self.run(lambda session: session.fetchval(self._queries["beat"]))
             return self.is_current(connection)
         probe, echo = f"probe {secrets.token_hex(8)}", asyncio.Event()
         self._echo = (probe, echo)

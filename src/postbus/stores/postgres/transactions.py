@@ -71,6 +71,7 @@ class Batch:
     queries: Mapping[str, str]
     subscriber_id: SubscriberId
     epoch: int
+    server: str | None
     events: Sequence[Event]
     handle: Callable[[Event, Any], Any]
     reached: Callable[[int], LogPosition]
@@ -129,7 +130,11 @@ class Batch:
         """Lock it for this transaction; which events were processed in one whose answer got lost."""
         patience = min((self.timeout + self.time_budget + _GRACE_SECONDS) * 1000, _LONGEST_PATIENCE)
         row = await connection.fetchrow(
-            self.queries["lock_checkpoint"], self.subscriber_id, self.epoch, str(int(patience))
+            self.queries["lock_checkpoint"],
+            self.subscriber_id,
+            self.epoch,
+            str(int(patience)),
+            self.server,
         )
         if row is None:
             raise SubscriberFencedError(self.subscriber_id, self.epoch)

@@ -1,6 +1,7 @@
 """Wake-ups between the buses of one schema: NOTIFY for the others, a call for this process."""
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ class WakeUps:
 
     @property
     def known_head(self) -> int:
-        """The highest number that this process has noticed."""
+        """The highest number that this process has read or written."""
         return self._head
 
     def note_head(self, sequence: int) -> None:
@@ -109,12 +110,14 @@ class WakeUps:
             on_append()
 
     def _hear(self, sequence: int | None) -> None:
-        if sequence is not None:
-            if sequence in self._echoes:
-                # From this process, whose watchers know.
-                self._echoes.remove(sequence)
-                return
-            self.note_head(sequence)
+        if sequence is None:
+            # What was sent while nobody listened does not come back.
+            self._echoes.clear()
+        elif sequence in self._echoes:
+            # From this process, whose watchers know.
+            self._echoes.remove(sequence)
+            return
+        # No more than a wake-up: anybody may notify of any number.
         self.wake()
 
     async def _send(self) -> None:
@@ -131,7 +134,9 @@ class WakeUps:
         try:
             await self._database.execute(self._queries["notify"], self._database.channel, str(sequence))
         except StoreError as error:
-            self._echoes.remove(sequence)
+            # It may have been sent, and heard, all the same.
+            with contextlib.suppress(ValueError):
+                self._echoes.remove(sequence)
             log = logger.debug if self._has_warned else logger.warning
             self._has_warned = True
             log("other processes can't be notified of new events, they have to poll: %s", error)

@@ -75,6 +75,7 @@ class SQLiteCheckpoints:
         timeout: float,
         time_budget: float,
         retried: str | None = None,
+        server: str | None = None,  # noqa: ARG002
     ) -> BatchOutcome:
         """Call handle(event, connection) for one event after the other and move the checkpoint along."""
         batch = Batch(
@@ -91,7 +92,12 @@ class SQLiteCheckpoints:
         )
         return await self._file.write(batch.run)
 
-    async def release(self, subscriber_id: SubscriberId, epoch: int) -> None:
+    async def release(
+        self,
+        subscriber_id: SubscriberId,
+        epoch: int,
+        server: str | None = None,  # noqa: ARG002
+    ) -> None:
         """Let go in good order. Nothing happens if the epoch is not the present one."""
         values = (subscriber_id, epoch)
         await self._file.write(lambda connection: connection.execute(_QUERIES["release_checkpoint"], values))

@@ -30,3 +30,13 @@ RETURNING global_sequence;
 -- Drafts in streams or with given ids, and whatever has to be looked at before it is stored.
 SELECT first_place, numbers, versions, refusal, refused_place, actual_version
 FROM {schema}.append_events($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15);
+
+-- name: begin_parts
+-- A call that takes several statements in somebody's transaction goes whole or not at all.
+SAVEPOINT postbus_parts;
+
+-- name: undo_parts
+ROLLBACK TO SAVEPOINT postbus_parts; RELEASE SAVEPOINT postbus_parts;
+
+-- name: end_parts
+RELEASE SAVEPOINT postbus_parts;

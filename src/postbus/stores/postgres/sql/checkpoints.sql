@@ -1,3 +1,6 @@
+-- Whoever writes names the epoch and the server of its claim ({server} is the block of log.sql): what was read
+-- on another server may not be here, because that was lost. Only who knows no server, NULL, is not asked.
+
 -- name: read_checkpoint
 SELECT subscriber_id, last_global_sequence, last_event_id, updated_at, epoch, was_interrupted,
     attempt_sequence, attempt_count, head, open_gaps
@@ -18,17 +21,18 @@ ON CONFLICT (subscriber_id) DO UPDATE
 SET epoch = present.epoch + 1, was_interrupted = present.is_held, is_held = true,
     updated_at = excluded.updated_at
 RETURNING subscriber_id, last_global_sequence, last_event_id, updated_at, epoch, was_interrupted,
-    attempt_sequence, attempt_count, head, open_gaps;
+    attempt_sequence, attempt_count, head, open_gaps, {server} AS server;
 
 -- name: move_checkpoint
 -- What save_checkpoint does in by far the most cases, in half the time: nothing is beyond the new position.
 UPDATE {schema}.event_bus_checkpoints
 SET last_global_sequence = $3, head = $3, open_gaps = ARRAY[]::bigint[],
     last_event_id = coalesce($4, last_event_id), updated_at = $5, attempt_sequence = NULL, attempt_count = 0
-WHERE subscriber_id = $1 AND epoch = $2 AND last_global_sequence < $3;
+WHERE subscriber_id = $1 AND epoch = $2 AND last_global_sequence < $3 AND coalesce($6 = {server}, true);
 
 -- name: save_checkpoint
--- Changes nothing unless the epoch is the present one, nor if this very write has happened already ($10).
+-- Changes nothing unless the epoch is the present one and the server ($10) too, nor if this very write has
+-- happened already ($11).
 -- Of position and head, compared in this order, the further one stays, with the gaps that belong to it.
 UPDATE {schema}.event_bus_checkpoints AS present
 SET last_global_sequence = greatest(present.last_global_sequence, $3),
@@ -41,13 +45,14 @@ SET last_global_sequence = greatest(present.last_global_sequence, $3),
     open_gaps = CASE
         WHEN ($3, $4) >= (present.last_global_sequence, coalesce(present.head, present.last_global_sequence))
         THEN $5::bigint[] ELSE present.open_gaps END,
-    updated_at = $7, attempt_sequence = $8, attempt_count = $9, write_id = coalesce($10, present.write_id)
-WHERE subscriber_id = $1 AND epoch = $2 AND ($10::text IS NULL OR write_id IS DISTINCT FROM $10);
+    updated_at = $7, attempt_sequence = $8, attempt_count = $9, write_id = coalesce($11, present.write_id)
+WHERE subscriber_id = $1 AND epoch = $2 AND coalesce($10 = {server}, true)
+    AND ($11::text IS NULL OR write_id IS DISTINCT FROM $11);
 
 -- name: save_checkpoints
--- As save_checkpoint for many at once; returns whose epoch was the present one. Gaps come as text, because
--- an array of arrays must be rectangular. With $10 = 'off' the commit does not wait for the disk: the setting
--- ends with the transaction, which is this statement.
+-- As save_checkpoint for many at once; returns whose epoch and server were the present ones. Gaps come as
+-- text, because an array of arrays must be rectangular. With $11 = 'off' the commit does not wait for the
+-- disk: the setting ends with the transaction, which is this statement.
 UPDATE {schema}.event_bus_checkpoints AS present
 SET last_global_sequence = greatest(present.last_global_sequence, given.position),
     last_event_id = CASE
@@ -66,30 +71,35 @@ SET last_global_sequence = greatest(present.last_global_sequence, given.position
     attempt_count = given.attempt_count
 FROM (
     SELECT set_config(
-        'synchronous_commit', coalesce($10::text, current_setting('synchronous_commit')), true
-    ) AS synchronous_commit
+        'synchronous_commit', coalesce($11::text, current_setting('synchronous_commit')), true
+    ) AS synchronous_commit, {server} AS server
 ) AS setting, unnest(
     $1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::timestamptz[],
-    $8::bigint[], $9::integer[]
+    $8::bigint[], $9::integer[], $10::text[]
 ) AS given (
-    subscriber_id, epoch, position, head, open_gaps, event_id, updated_at, attempt_sequence, attempt_count
+    subscriber_id, epoch, position, head, open_gaps, event_id, updated_at, attempt_sequence, attempt_count,
+    server
 )
 WHERE present.subscriber_id = given.subscriber_id AND present.epoch = given.epoch
+    AND coalesce(given.server = setting.server, true)
     AND setting.synchronous_commit IS NOT NULL
 RETURNING present.subscriber_id, present.epoch;
 
 -- name: is_written
 SELECT EXISTS (
-    SELECT 1 FROM {schema}.event_bus_checkpoints WHERE subscriber_id = $1 AND epoch = $2 AND write_id = $3
+    SELECT 1 FROM {schema}.event_bus_checkpoints
+    WHERE subscriber_id = $1 AND epoch = $2 AND write_id = $3 AND coalesce($4 = {server}, true)
 );
 
 -- name: release_checkpoint
-UPDATE {schema}.event_bus_checkpoints SET is_held = false WHERE subscriber_id = $1 AND epoch = $2;
+UPDATE {schema}.event_bus_checkpoints SET is_held = false
+WHERE subscriber_id = $1 AND epoch = $2 AND coalesce($3 = {server}, true);
 
 -- name: lock_checkpoint
 -- Whoever claims the subscriber waits for the end of the transaction; so that ends by itself if we vanish.
 SELECT last_global_sequence, head, open_gaps, set_config('idle_in_transaction_session_timeout', $3, true)
-FROM {schema}.event_bus_checkpoints WHERE subscriber_id = $1 AND epoch = $2 FOR NO KEY UPDATE;
+FROM {schema}.event_bus_checkpoints
+WHERE subscriber_id = $1 AND epoch = $2 AND coalesce($4 = {server}, true) FOR NO KEY UPDATE;
 
 -- name: guard_transaction
 -- A commit has to read this cursor to its end, which fails: until the cursor is closed nobody can commit

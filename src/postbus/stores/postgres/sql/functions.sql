@@ -60,36 +60,57 @@ BEGIN
         PERFORM set_config('lock_timeout', own_patience, true);
         RETURN true;
     EXCEPTION WHEN lock_not_available THEN
-        IF patience IS NULL THEN
-            RAISE;
-        END IF;
         RETURN false;
     END;
 END $postbus$;
 
 -- name: lock_for_append
--- Locks the keys in their order, so that no two calls can wait for each other; returns those that are not to be had.
+-- Locks the keys, which are sorted; returns those that are not to be had.
+--
+-- The server's table of locks is small, and so whoever has many keys locks whole buckets of keys instead, which all
+-- others share. A key's bucket is its highest nine bits: sorted keys are sorted by bucket too, and since everybody
+-- locks in this one order, no two calls can wait for each other.
 CREATE OR REPLACE FUNCTION {schema}.lock_for_append(keys bigint[], patience text) RETURNS bigint[]
 LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $postbus$
 DECLARE
     most_keys CONSTANT integer := 500;
-    gate CONSTANT bigint := hashtextextended(current_schema() || ' gate', 0);
+    has_few CONSTANT boolean := cardinality(keys) <= most_keys;
+    buckets CONSTANT bigint := hashtextextended(current_schema() || ' buckets', 0);
     busy bigint[] := ARRAY[]::bigint[];
+    bucket bigint;
+    has_bucket boolean;
     key bigint;
 BEGIN
-    -- The server's table of locks is small: whoever needs many closes the gate that all others go through.
-    IF NOT lock_append_key(gate, cardinality(keys) <= most_keys, patience) THEN
-        RETURN keys;
-    END IF;
-    IF cardinality(keys) <= most_keys THEN
-        FOREACH key IN ARRAY keys LOOP
+    FOREACH key IN ARRAY keys LOOP
+        IF bucket IS DISTINCT FROM key >> 55 THEN
+            bucket := key >> 55;
+            has_bucket := lock_append_key(buckets # bucket, has_few, patience);
+        END IF;
+        IF NOT has_bucket OR has_few AND NOT lock_append_key(key, false, patience) THEN
+            busy := busy || key;
+            -- Without patience of ours it is the caller who is told, and at once.
+            EXIT WHEN patience IS NULL;
             -- Others of the group wait meanwhile: patience is for one key only.
-            IF NOT lock_append_key(key, false, CASE WHEN cardinality(busy) > 0 THEN '1ms' ELSE patience END) THEN
-                busy := busy || key;
-            END IF;
-        END LOOP;
-    END IF;
+            patience := '1ms';
+        END IF;
+    END LOOP;
     RETURN busy;
+END $postbus$;
+
+-- name: find_held
+-- The first of the drafts that needs one of the busy keys, and whether it is for its stream or for its id.
+CREATE OR REPLACE FUNCTION {schema}.find_held(
+    ids text[], are_given boolean[], streams text[], busy bigint[], OUT place bigint, OUT kind text
+)
+LANGUAGE plpgsql STABLE SET search_path = {schema}, pg_temp AS $postbus$
+BEGIN
+    FOR n IN 1 .. cardinality(ids) LOOP
+        IF append_keys(ids[n:n], are_given[n:n], streams[n:n]) && busy THEN
+            place := n;
+            kind := CASE WHEN append_keys('{}', '{}', streams[n:n]) && busy THEN 'stream' ELSE 'event id' END;
+            RETURN;
+        END IF;
+    END LOOP;
 END $postbus$;
 
 -- name: append_job
@@ -172,7 +193,8 @@ END $postbus$;
 -- name: append_events
 -- Stores the drafts of several jobs, each job whole or not at all; job_ends has the place of the last draft of
 -- each. One row if all are stored, else one row for each job: the place of its first draft, and then what
--- append_job tells, or 'busy' if others hold a stream or id for longer than *patience*.
+-- append_job tells, or 'busy stream' or 'busy event id' if others hold that of a draft for longer than *patience*. Without
+-- *patience* that is an error.
 CREATE OR REPLACE FUNCTION {schema}.append_events(
     job_ends integer[], ids text[], types text[], payloads text[], metadata text[], moments timestamptz[],
     are_given boolean[], streams text[], expected_versions bigint[], actors text[], correlations text[],
@@ -184,6 +206,7 @@ LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $postbus$
 DECLARE
     keys CONSTANT bigint[] := append_keys(ids, are_given, streams);
     busy bigint[] := ARRAY[]::bigint[];
+    held record;
     f integer := 1;
     l integer;
 BEGIN
@@ -201,9 +224,16 @@ BEGIN
             RETURN;
         END IF;
     END IF;
+    IF cardinality(busy) > 0 AND patience IS NULL THEN
+        held := find_held(ids, are_given, streams, busy);
+        RAISE EXCEPTION 'another transaction holds % %, or one that shares its lock',
+            held.kind, quote_literal(CASE held.kind WHEN 'stream' THEN streams[held.place] ELSE ids[held.place] END)
+            USING ERRCODE = 'lock_not_available', HINT = 'A call with very many streams or ids locks others as well.';
+    END IF;
     FOREACH l IN ARRAY job_ends LOOP
         IF append_keys(ids[f:l], are_given[f:l], streams[f:l]) && busy THEN
-            RETURN QUERY SELECT f, NULL::bigint[], NULL::bigint[], 'busy', NULL::bigint, NULL::bigint;
+            held := find_held(ids[f:l], are_given[f:l], streams[f:l], busy);
+            RETURN QUERY SELECT f, NULL::bigint[], NULL::bigint[], 'busy ' || held.kind, held.place, NULL::bigint;
         ELSE
             RETURN QUERY SELECT f, job.* FROM append_job(
                 ids[f:l], types[f:l], payloads[f:l], metadata[f:l], moments[f:l], are_given[f:l], streams[f:l],

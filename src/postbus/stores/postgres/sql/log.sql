@@ -30,32 +30,36 @@ coalesce((SELECT max(global_sequence) FROM {schema}.events), 0);
 (SELECT $1::bigint);
 
 -- name: and_wanted
--- $5: exact types, $6: a regular expression for all others, or NULL.
-AND (event_type = ANY((SELECT $5::text[])::text[]) OR event_type ~ (SELECT $6::text));
+-- $6: exact types, $7: a regular expression for all others, or NULL.
+AND (event_type = ANY((SELECT $6::text[])::text[]) OR event_type ~ (SELECT $7::text));
 
 -- name: and_in_slice
 AND global_sequence <= (SELECT last FROM slice);
 
+-- name: size
+-- How much an event adds to a page. Only what is compressed has to be read for that.
+128 + CASE WHEN pg_column_compression(data) IS NULL THEN coalesce(pg_column_size(data), 0)
+    ELSE octet_length(data::text) END;
+
 -- name: room
--- How many events after $1 go into the page: at most $2, and not much more than 2 MiB as they are stored,
--- which is about 8 MiB of JSON. What is stored outside of the rows is not read for that.
+-- How many events after $1 go into the page: at most $2, and no more after the one that makes it $3 bytes.
+-- The sums are made one after the other, and nothing is looked at beyond that event.
 -- Limits are constants wherever the planner has to know them, whatever it knows of the table.
-WITH next AS NOT MATERIALIZED (
-    SELECT global_sequence, coalesce(pg_column_size(data), 0) AS size
-    FROM (
-        SELECT global_sequence, data FROM {schema}.events
-        WHERE global_sequence > {after} {and_in_slice} {and_wanted}
-        ORDER BY global_sequence LIMIT 1000
-    ) AS next
-    LIMIT $2::bigint
-)
-SELECT CASE WHEN (SELECT sum(size) FROM next) > 2097152 THEN (
-    SELECT count(*) FROM (
-        SELECT sum(size) OVER (
-            ORDER BY global_sequence ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-        ) AS size_before FROM next
-    ) AS sizes WHERE size_before IS NULL OR size_before < 2097152
-) ELSE $2::bigint END AS row_count;
+SELECT coalesce((
+    SELECT row_count FROM (
+        SELECT count(*) OVER in_order AS row_count, sum({size}) OVER in_order AS size
+        FROM (
+            SELECT global_sequence, data FROM (
+                SELECT global_sequence, data FROM {schema}.events
+                WHERE global_sequence > {after} {and_in_slice} {and_wanted}
+                ORDER BY global_sequence LIMIT 1000
+            ) AS next
+            LIMIT $2::bigint
+        ) AS next
+        WINDOW in_order AS (ORDER BY global_sequence ROWS UNBOUNDED PRECEDING)
+    ) AS sums
+    WHERE size >= (SELECT $3::bigint) LIMIT 1
+), $2::bigint) AS row_count;
 
 -- name: rows_after
 SELECT * FROM (
@@ -66,28 +70,37 @@ SELECT * FROM (
 LIMIT (SELECT row_count FROM room);
 
 -- name: filled
--- The events that have appeared in the gaps ($3: first numbers, $4: last numbers, in order), and which of
+-- The events that have appeared in the gaps ($4: first numbers, $5: last numbers, in order), and which of
 -- them fit into the page. A gap may be huge, and so may be what one late transaction has filled it with.
 -- Gaps are looked into one after the other, so the first events that are found are those to begin with.
 -- The upper bound is written in a way of which the planner expects many rows, so that it reads them in order
 -- instead of sorting them all.
-SELECT global_sequence, row_number() OVER in_order <= 1000 AND coalesce(
-    sum(size) OVER (in_order ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0
-) < 2097152 AS fits
-FROM (
-    SELECT e.global_sequence, coalesce(pg_column_size(e.data), 0) AS size
-    FROM unnest((SELECT $3::bigint[]), (SELECT $4::bigint[])) AS gap (first, last) CROSS JOIN LATERAL (
+WITH found AS MATERIALIZED (
+    SELECT e.global_sequence, e.data
+    FROM unnest((SELECT $4::bigint[]), (SELECT $5::bigint[])) AS gap (first, last) CROSS JOIN LATERAL (
         SELECT global_sequence, data FROM {schema}.events
         WHERE global_sequence >= gap.first AND (global_sequence, 0) <= (gap.last, 0) {and_wanted}
         ORDER BY global_sequence LIMIT 1001
     ) AS e
     LIMIT 1001
-) AS e
-WINDOW in_order AS (ORDER BY global_sequence);
+)
+SELECT global_sequence, row_number() OVER (ORDER BY global_sequence) <= least(1000, (
+    SELECT row_count FROM (
+        SELECT count(*) OVER in_order AS row_count, sum({size}) OVER in_order AS size
+        FROM found WINDOW in_order AS (ORDER BY global_sequence ROWS UNBOUNDED PRECEDING)
+    ) AS sums
+    WHERE size >= (SELECT $3::bigint) LIMIT 1
+)) AS fits
+FROM found;
 
 -- name: filled_rows
 SELECT {event_columns} FROM filled JOIN {schema}.events AS e USING (global_sequence)
 WHERE fits ORDER BY e.global_sequence LIMIT 1000;
+
+-- name: has_retries
+-- Whether a dead letter is to be retried. Ordered as its small index is: otherwise the planner may read all.
+(SELECT subscriber_id FROM {schema}.event_bus_dlq WHERE retry_wanted_at IS NOT NULL
+    ORDER BY subscriber_id, created_at, global_sequence LIMIT 1) IS NOT NULL;
 
 -- name: is_cut
 EXISTS (SELECT FROM filled WHERE NOT fits);
@@ -96,30 +109,31 @@ EXISTS (SELECT FROM filled WHERE NOT fits);
 
 -- name: read_page
 -- At most $2 events after the number $1, in order. The first row is none: it has the highest number of the
--- log and tells which server answers.
+-- log and tells which server answers, whether there are retries and how many events there is room for.
 WITH room AS MATERIALIZED ({room})
-SELECT {head}, NULL, {server}, NULL, NULL::timestamptz, NULL, NULL::bigint, NULL
+SELECT {head}, NULL, {server}, ({has_retries})::text, NULL::timestamptz, NULL,
+    (SELECT row_count FROM room), NULL
 UNION ALL ({rows_after});
 
 -- name: read_page_and_gaps
 -- The same with the events in the open gaps before it, as of the same moment because it is one statement. If
 -- there are more than fit, the first row says so and nothing comes after them.
 WITH filled AS MATERIALIZED ({filled}), room AS MATERIALIZED ({room})
-SELECT {head}, NULL, {server}, NULL, NULL::timestamptz, ({is_cut})::text, NULL::bigint, NULL
+SELECT {head}, NULL, {server}, ({has_retries})::text, NULL::timestamptz, ({is_cut})::text,
+    (SELECT row_count FROM room), NULL
 UNION ALL ({filled_rows})
 UNION ALL (SELECT * FROM ({rows_after}) AS e WHERE NOT {is_cut});
 
 -- name: read_wanted_page
--- The same with only events of wanted types, out of the next 2000. The first row has two more facts: how many
--- events there is room for and the last number looked at. After it come rows without an id for the numbers
--- that are missing, from first to last.
+-- The same with only events of wanted types, out of the next 2000. The first row has one more fact: the last number
+-- looked at. After it come rows without an id for the numbers that are missing, from first to last.
 WITH slice AS MATERIALIZED (
     SELECT count(*) AS row_count, max(global_sequence) AS last FROM (
         SELECT global_sequence FROM {schema}.events WHERE global_sequence > {after}
         ORDER BY global_sequence LIMIT 2000
     ) AS numbers
 ), filled AS MATERIALIZED ({filled}), room AS MATERIALIZED ({room})
-SELECT {head}, NULL, {server}, NULL, NULL::timestamptz, ({is_cut})::text,
+SELECT {head}, NULL, {server}, ({has_retries})::text, NULL::timestamptz, ({is_cut})::text,
     (SELECT row_count FROM room), (SELECT last FROM slice)::text
 UNION ALL (
     SELECT previous + 1, NULL, NULL, NULL, NULL, NULL, global_sequence - 1, NULL
@@ -135,6 +149,10 @@ UNION ALL (
 )
 UNION ALL ({filled_rows})
 UNION ALL (SELECT * FROM ({rows_after}) AS e WHERE NOT {is_cut});
+
+-- name: read_last_drawn
+-- The last number that the sequence has handed out, whether its event is still there or not.
+SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {schema}.events_global_sequence_seq;
 
 -- name: sample_writers
 -- One statement: its snapshot (high) is older than its look at the locks (holders). The gap rule is sound
@@ -154,9 +172,8 @@ FROM (SELECT) AS always LEFT JOIN pg_sequence AS numbers ON numbers.seqrelid = t
 -- What the role may not see of another's transaction is NULL.
 WITH locks AS MATERIALIZED (SELECT * FROM pg_locks)
 SELECT writer.pid, activity.application_name, prepared.gid,
-    coalesce(
-        extract(epoch FROM clock_timestamp() - coalesce(prepared.prepared, activity.xact_start)), 0
-    )::float8 AS age_seconds
+    extract(epoch FROM clock_timestamp() - coalesce(prepared.prepared, activity.xact_start))::float8
+        AS age_seconds
 FROM locks AS writer
 LEFT JOIN pg_stat_activity AS activity ON activity.pid = writer.pid
 LEFT JOIN locks AS own ON writer.pid IS NULL AND own.pid IS NULL AND own.locktype = 'transactionid'
@@ -166,7 +183,7 @@ WHERE writer.locktype = 'relation' AND writer.relation = (SELECT to_regclass($1:
     AND writer.mode = 'RowExclusiveLock' AND writer.granted
     AND writer.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND writer.virtualtransaction NOT LIKE '%/0' AND writer.pid IS DISTINCT FROM pg_backend_pid()
-ORDER BY age_seconds DESC, writer.pid;
+ORDER BY age_seconds DESC NULLS LAST, writer.pid;
 
 -- name: read_missing
 -- The numbers up to $1 that are not visible, from first to last, the newest first; looks at 100000 rows. The
