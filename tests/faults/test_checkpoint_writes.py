@@ -113,7 +113,7 @@ async def test_a_table_that_is_locked_for_seconds_delays_and_loses_nothing(
 ) -> None:
     """Publishers wait or are told, subscribers wait."""
     async with running(postgres_dsn, ID, "stock") as (bus, [mail, stock]):
-        async with flowing(bus) as flow:
+        async with flowing(bus, ID, "stock") as flow:
             await flow.more()
             async with locked(postgres_dsn, table):
                 await asyncio.sleep(2.0)

@@ -46,7 +46,7 @@ class TestConnections:
     ) -> None:
         """Publishers and subscribers, at any moment of what they do."""
         async with running(postgres_dsn, ID, "stock") as (bus, [mail, stock]):
-            async with flowing(bus) as flow:
+            async with flowing(bus, ID, "stock") as flow:
                 for _ in range(5):
                     await flow.more()
                     assert await end_backends(postgres_dsn) > 1
@@ -113,7 +113,7 @@ class TestServers:
         """Stopped in good order or by kill -9: "failed" meanwhile, "live" soon after the server is ready."""
         dsn = own_postgres.dsn()
         async with running(dsn, ID, "stock") as (bus, [mail, stock]):
-            async with flowing(bus) as flow:
+            async with flowing(bus, ID, "stock") as flow:
                 await flow.more()
                 await asyncio.to_thread(end, own_postgres)  # type: ignore[arg-type]
                 handle = bus.subscription(ID)

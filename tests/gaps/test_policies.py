@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from tests.gaps.steps import ID, running, soon, writer
+from tests.gaps.steps import ID, running, soon, writer, written
 
 
 class TestTimeout:
@@ -95,6 +95,8 @@ class TestGlobalOrder:
             gap = await a.insert()
             number = await b.insert()
             await soon(lambda: seen.numbers == [number])
+            # The record is written together with the checkpoint that passes the gap.
+            await written(postgres_dsn, number)
             count = await b.connection.fetchval(
                 "SELECT count(*) FROM postbus.event_bus_gap_timeouts WHERE first_sequence = $1", gap
             )

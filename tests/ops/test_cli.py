@@ -34,7 +34,8 @@ class TestGroup:
         assert "No such command 'nix'" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
-        "names", [("demo",), ("publish",), *(("dlq", n) for n in ("ls", "show", "retry", "purge"))]
+        "names",
+        [("demo",), ("migrate",), ("publish",), *(("dlq", n) for n in ("ls", "show", "retry", "purge"))],
     )
     def test_every_command_explains_itself_and_its_options(self, names: tuple[str, ...]) -> None:
         result = CliRunner().invoke(group, [*names, "--help"])

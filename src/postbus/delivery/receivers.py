@@ -85,12 +85,12 @@ class TransactionalReceiver:
     """A function of the event and of the transaction in which the checkpoint is written."""
 
     def __init__(self, handler: Callable[..., Any], delivered: Delivered, *, is_async: bool) -> None:
-        self._handler, self._delivered, self._is_async = handler, delivered, is_async
+        self._handler, self._delivered, self.is_async = handler, delivered, is_async
 
     def handle(self, event: Event, transaction: Any) -> Any:
         """Called by the store, inside the transaction; an async one is awaited there."""
         result = self._handler(self._delivered.of(event), transaction)
-        if inspect.iscoroutine(result) and not self._is_async:
+        if inspect.iscoroutine(result) and not self.is_async:
             # The transaction would be over before anybody could await it.
             result.close()
             raise InvalidHandlerError(

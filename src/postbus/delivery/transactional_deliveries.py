@@ -17,8 +17,10 @@ from postbus.ports import CheckpointStore, Clock
 
 logger = logging.getLogger("postbus")
 
-# A batch holds up the publishers of this process for no longer.
+# A batch holds up the publishers of this process for no longer, where they share its connection; where it
+# has one of its own, the more events share a commit, the better.
 _TIME_BUDGET = 0.005
+_TIME_BUDGET_OF_ITS_OWN = 0.1
 # A handler that goes on for so long after its timeout is told of.
 _GRACE = 1.0
 
@@ -42,6 +44,7 @@ class TransactionalDeliveries:
         self._failures, self._patience, self._store = failures, patience, store
         # The batches of several subscribers in one transaction would add up for the publishers.
         self._one_at_a_time, self._clock, self._has_changed = one_at_a_time, clock, has_changed
+        self._time_budget = _TIME_BUDGET_OF_ITS_OWN if receiver.is_async else _TIME_BUDGET
         self.is_handling = False
         """Whether a batch is on its way through the handler."""
 
@@ -108,7 +111,7 @@ class TransactionalDeliveries:
                     self._receiver.handle,
                     lambda count: self._writer.reached(events[:count]),
                     timeout=self._subscriber.timeout,
-                    time_budget=_TIME_BUDGET,
+                    time_budget=self._time_budget,
                     retried=retried,
                     server=self._writer.server,
                 )
@@ -118,7 +121,7 @@ class TransactionalDeliveries:
 
     async def _watch(self) -> None:
         """Only its SQL can be interrupted: that the handler itself does not end can just be told."""
-        limit = self._subscriber.timeout + _TIME_BUDGET + _GRACE
+        limit = self._subscriber.timeout + self._time_budget + _GRACE
         await self._clock.until(self._clock.monotonic() + limit)
         self._patience.fail(
             TimeoutError(
