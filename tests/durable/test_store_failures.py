@@ -26,6 +26,7 @@ from tests.durable.steps import (
     faulty,
     let_others_run,
     letters_of,
+    on_embedded,
     opened,
     position_of,
     publish_numbers,
@@ -137,8 +138,21 @@ async def test_it_is_told_once_and_when_it_is_over(
     ]
 
 
-@pytest.mark.parametrize(("port", "method"), [("log", "read"), ("dead_letters", "wanted_retries")])
 async def test_reading_is_tried_again_as_well(
+    database: Database, make_bus: MakeBus, clock: ManualClock
+) -> None:
+    await read_while_it_fails(database, make_bus, clock, "log", "read")
+
+
+@on_embedded
+async def test_asking_for_retries_is_tried_again_as_well(
+    database: Database, make_bus: MakeBus, clock: ManualClock
+) -> None:
+    """On PostgreSQL nobody asks unless the log says that there are any."""
+    await read_while_it_fails(database, make_bus, clock, "dead_letters", "wanted_retries")
+
+
+async def read_while_it_fails(
     database: Database, make_bus: MakeBus, clock: ManualClock, port: str, method: str
 ) -> None:
     store, handler = faulty(database), FlakyHandler()

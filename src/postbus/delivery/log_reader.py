@@ -5,6 +5,7 @@ the same, also a little later. Subscribers at the head of the log ask for the sa
 """
 
 import asyncio
+import functools
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
@@ -160,17 +161,37 @@ class LogReader:
         page = None if is_waiting else self._find_kept(key)
         if page is not None:
             return page
-        task = self._reading.get(key)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._read_now(after, limit, wanted, for_gaps))
-            self._reading[key] = task
-            task.add_done_callback(lambda _: self._reading.pop(key, None))
-        generation = self._generation
-        # Whoever loses patience leaves the others their page.
-        page = await asyncio.shield(task)
+        generation, is_begun_before = self._generation, self._find_reading(key) is not None
+        page = await self._read_together(key, wanted, for_gaps)
+        if is_begun_before and not page.events and page.up_to == after.head:
+            # Begun before we asked, it may have missed what we were woken for.
+            page = await self._read_together(key, wanted, for_gaps)
         if page.up_to > after.head and key not in self._kept and generation == self._generation:
             self._keep(key, page)
         return page
+
+    async def _read_together(self, key: _Key, wanted: WantedTypes | None, for_gaps: bool) -> Page:
+        """What others who ask the same at this moment get as well."""
+        task = self._find_reading(key)
+        if task is None:
+            after, limit, _ = key
+            task = asyncio.get_running_loop().create_task(self._read_now(after, limit, wanted, for_gaps))
+            self._reading[key] = task
+            task.add_done_callback(functools.partial(self._end_reading, key))
+        # Whoever loses patience leaves the others their page.
+        return await asyncio.shield(task)
+
+    def _find_reading(self, key: _Key) -> "asyncio.Task[Page] | None":
+        # One that has its answer is still listed until the event loop turns.
+        task = self._reading.get(key)
+        return None if task is None or task.done() else task
+
+    def _end_reading(self, key: _Key, task: "asyncio.Task[Page]") -> None:
+        if self._reading.get(key) is task:
+            del self._reading[key]
+        # Everybody who waited for it may have lost patience.
+        if not task.cancelled():
+            task.exception()
 
     def _find_kept(self, key: _Key) -> Page | None:
         self.drop_old()

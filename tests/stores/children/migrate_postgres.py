@@ -16,4 +16,5 @@ async def main(dsn: str, schema: str) -> None:
     await connection.close()
 
 
-asyncio.run(main(*sys.argv[1:]))
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
