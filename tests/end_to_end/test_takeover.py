@@ -48,7 +48,7 @@ def test_a_killed_process_is_replaced_within_a_second(path: Path, history: Histo
         second.ask("caught_up", id="mail")
 
         assert seconds < 1.0
-        assert second.ask("state", id="mail") == "live"
+        second.wait_for_state("mail", "live")
     assert [each for what, each in history.lines() if what == "mail-by-second"] == event_ids
 
 
