@@ -209,9 +209,7 @@ class Session:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await echo.wait()
             if self.is_current(connection) and not self._is_proven:
-                # Not before: behind a pooler the setting would stay on a connection of others.
-                await self.run(lambda session: session.fetchval(self._queries["end_when_silent"], _SILENCE))
-                self._is_proven = True
+                await self._prove(connection)
         except TimeoutError:
             self._miss_echo(connection)
         except StoreError as error:
@@ -221,10 +219,25 @@ class Session:
                 await self.run(lambda session: session.fetchval(self._queries["clear_queue"]))
         return self.is_current(connection)
 
+    async def _prove(self, connection: Connection) -> None:
+        """An echo came back; behind a pooler that is luck, and the next one may not."""
+        if await self.run(lambda session: session.fetchval(self._queries["backend"])) != (
+            connection.get_server_pid()
+        ):
+            self._warn_of_pooler()
+            return
+        # Not before: behind a pooler the setting would stay on a connection of others.
+        await self.run(lambda session: session.fetchval(self._queries["end_when_silent"], _SILENCE))
+        self._is_proven = True
+
     def _miss_echo(self, connection: Connection) -> None:
         if self._is_proven:
             self._lose(connection, "its listener went silent")
-        elif not self._has_warned:
+        else:
+            self._warn_of_pooler()
+
+    def _warn_of_pooler(self) -> None:
+        if not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "LISTEN has no effect on the session to the database, as behind a pooler in transaction "

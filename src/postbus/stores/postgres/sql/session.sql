@@ -25,3 +25,7 @@ SELECT pg_advisory_unlock($1::int, $2::int), pg_notify($3, '')
 
 -- name: beat
 SELECT 1
+
+-- name: backend
+-- The process that answers; the client was told of it when it connected, if nobody is in between.
+SELECT pg_backend_pid()
