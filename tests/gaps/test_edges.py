@@ -64,13 +64,15 @@ async def test_one_that_starts_from_now_on_gets_nothing_that_others_published_be
     async def note(event: Event) -> None:
         types.append(event.type)
 
-    async with PgEventBus(postgres_dsn) as bus, PgEventBus(postgres_dsn, notify="off") as other:
+    bus = PgEventBus(postgres_dsn, config=ReliableDeliveryConfig(poll_interval=0.05))
+    async with PgEventBus(postgres_dsn, notify="off") as other:
+        await bus.store.open()
         for _ in range(30):
             await other.publish("test.before")
         bus.subscribe("*", note, id=ID, start_from="now")
-        await soon(lambda: bus.subscription(ID).state == "live")
-        await other.publish("test.after")
-        await soon(lambda: bool(types))
+        async with bus:
+            await other.publish("test.after")
+            await soon(lambda: bool(types))
 
     assert types == ["test.after"]
 

@@ -80,7 +80,6 @@ class SubscriberLoop:
         """Those of the same id that were unsubscribed and are still at their last event."""
         self._has_progressed = asyncio.Event()
         self._head_at_start: GlobalSequence | None = None
-        self._is_head_sure = False
         self._restart: asyncio.TimerHandle | None = None
         self._is_looking = False
 
@@ -142,7 +141,6 @@ class SubscriberLoop:
         if self._head_at_start is None:
             # What is published from here on is not to be missed by one that starts from now on.
             self._head_at_start = self._store.log.known_head if head is None else head
-            self._is_head_sure = head is not None
         # Without the context of whoever happens to start it: handlers run in it.
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"postbus subscriber {self.subscriber.id}", context=contextvars.Context()
@@ -364,7 +362,7 @@ class SubscriberLoop:
         checkpoints, subscriber = self._store.checkpoints, self.subscriber
         start = LogPosition(GlobalSequence(0))
         if await checkpoints.load(subscriber.id) is None:
-            now = await self._find_now()
+            now = self._store.log.known_head if self._head_at_start is None else self._head_at_start
             start = await find_start(subscriber.start_from, self._store.log, now)
             if start.head > max(now, self._store.log.known_head):
                 logger.warning(
@@ -378,14 +376,6 @@ class SubscriberLoop:
     async def _see_head(self) -> None:
         """Whoever reads nothing has to ask how far it is behind."""
         await self.patience.run(self._store.log.head)
-
-    async def _find_now(self) -> GlobalSequence:
-        """Where the log was when this instance began."""
-        assert self._head_at_start is not None, "it has begun"
-        if not self._is_head_sure and self._store.log.known_head == self._head_at_start:
-            # Others may have published, which this process had no reason to notice.
-            return await self._store.log.head()
-        return self._head_at_start
 
     async def _start_over(self) -> None:
         ownership, self._ownership = self._ownership, None
