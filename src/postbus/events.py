@@ -137,6 +137,15 @@ class LogPosition(msgspec.Struct, frozen=True):
         """The highest number up to which there is no gap."""
         return GlobalSequence(self.open[0].first - 1) if self.open else self.head
 
+    def has_passed(self, sequence: int) -> bool:
+        """Whether this number is neither beyond the head nor in an open gap.
+
+        >>> position = LogPosition(9, (Gap(6, 7),))
+        >>> [position.has_passed(number) for number in (5, 6, 8, 10)]
+        [True, False, True, False]
+        """
+        return sequence <= self.head and not any(gap.first <= sequence <= gap.last for gap in self.open)
+
 
 class WriterSample(msgspec.Struct, frozen=True):
     """Who can still publish a number that was already handed out, at one moment; see policy.horizon."""

@@ -93,13 +93,17 @@ async def soon(is_true: Callable[[], bool], within: float = 10.0) -> float:
 
 async def checkpoint_row(dsn: str, subscriber_id: str = ID) -> asyncpg.Record:
     """What is written of a subscriber."""
+    row = await _find_checkpoint_row(dsn, subscriber_id)
+    assert row is not None
+    return row
+
+
+async def _find_checkpoint_row(dsn: str, subscriber_id: str) -> asyncpg.Record | None:
     connection = await asyncpg.connect(dsn)
     try:
-        row = await connection.fetchrow(
+        return await connection.fetchrow(
             "SELECT * FROM postbus.event_bus_checkpoints WHERE subscriber_id = $1", subscriber_id
         )
-        assert row is not None
-        return row
     finally:
         await connection.close()
 
@@ -107,5 +111,9 @@ async def checkpoint_row(dsn: str, subscriber_id: str = ID) -> asyncpg.Record:
 async def written(dsn: str, number: int, subscriber_id: str = ID, within: float = 10.0) -> None:
     """Wait until the checkpoint in the database has reached a number."""
     async with asyncio.timeout(within):
-        while (await checkpoint_row(dsn, subscriber_id))["last_global_sequence"] < number:  # noqa: ASYNC110
+        while True:
+            # A subscriber that has only just begun has no row yet.
+            row = await _find_checkpoint_row(dsn, subscriber_id)
+            if row is not None and row["last_global_sequence"] >= number:
+                return
             await asyncio.sleep(0.01)

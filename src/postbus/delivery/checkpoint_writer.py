@@ -97,9 +97,7 @@ class CheckpointWriter:
 
     def is_written(self, sequence: GlobalSequence) -> bool:
         """Whether this number is processed, and that is written."""
-        return sequence <= self._written.head and not any(
-            gap.first <= sequence <= gap.last for gap in self._written.open
-        )
+        return self._written.has_passed(sequence)
 
     @property
     def is_due(self) -> bool:

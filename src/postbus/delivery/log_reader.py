@@ -102,17 +102,14 @@ class LogReader:
         # Asked once: others may come and go while the page is read.
         is_shared = self._is_shared
         is_near = is_shared and self.known_head - after.head <= _NEAR_THE_HEAD
-        page = await patience.run(
-            lambda: self._read_checked(after, limit, None if is_near else wanted, is_waiting, was_reached)
-        )
-        if is_near and page.is_cut:
-            # What nobody wants fills the page, and would fill it again.
-            is_near = False
+        asked = None if is_near else wanted
+        page = await patience.run(lambda: self._read_checked(after, limit, asked, is_waiting, was_reached))
+        if page.is_cut and asked is not wanted:
+            # What this one does not want fills the page, and would fill it again.
             page = await patience.run(lambda: self._read(after, limit, wanted, is_waiting))
         if not is_shared:
             return page
-        is_all = wanted is None or not is_near
-        events = [own_copy(event) for event in page.events if is_all or wanted(event.type)]  # type: ignore[misc]
+        events = [own_copy(event) for event in page.events if wanted is None or wanted(event.type)]
         return replace(page, events=events)
 
     def look_again_later(self) -> None:

@@ -1,58 +1,85 @@
 """What users call on any store: checks of what they give, and the log asked as often as it takes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from postbus.config import DEFAULT_MAX_PAYLOAD_BYTES
 from postbus.drafting import Drafts
 from postbus.errors import InvalidEventFieldError, InvalidPageError
-from postbus.events import Draft, Event, EventStatus, GlobalSequence, LogPosition
+from postbus.events import Event, EventStatus, GlobalSequence, LogPosition
 from postbus.ids import new_event_id
 from postbus.ports import Clock, EventLog
 
 
-def make_drafts(clock: Clock) -> Drafts:
-    """For append: the store itself knows whether there are subscriptions that wait for the events."""
-    return Drafts(_no_status, clock, new_event_id, DEFAULT_MAX_PAYLOAD_BYTES)
+class UserCalls:
+    """The EventStore port, for a store that has a log."""
 
+    log: EventLog
 
-async def append(log: EventLog, drafts: Sequence[Draft], connection: Any) -> list[Event]:
-    """Store drafts in a transaction of their own, or in that of the caller's connection."""
-    if connection is None:
-        return await log.append(drafts)
-    return await log.append_within(connection, drafts)
+    def __init__(self, clock: Clock) -> None:
+        # The store itself knows whether there are subscriptions that wait for the events.
+        self._drafts = Drafts(_no_status, clock, new_event_id, DEFAULT_MAX_PAYLOAD_BYTES)
 
+    async def append(
+        self,
+        stream_id: str,
+        events: Iterable[object],
+        *,
+        expected_version: int | None = None,
+        connection: Any = None,
+    ) -> list[Event]:
+        """Store events at the end of a stream, all or none; the stored events, in order.
 
-async def read_stream(
-    log: EventLog, stream_id: str, from_version: int, to_version: int | None
-) -> list[Event]:
-    """The events of a stream, both bounds included. InvalidPageError."""
-    _check_number("from_version", from_version, at_least=1)
-    if to_version is not None:
-        _check_number("to_version", to_version, at_least=0)
-    return await log.read_stream(stream_id, from_version, to_version)
+        *expected_version* is where the stream must be: 0 if it must not exist yet, None for anywhere.
+        An event is (type, payload), (type, payload, metadata) or a NewEvent. WrongExpectedVersionError.
+        *connection*, where the store knows such: inside the caller's own transaction, so that they exist
+        exactly when it commits.
+        """
+        drafts = self._drafts.draft_stream(stream_id, events, expected_version)
+        if connection is None:
+            return await self.log.append(drafts)
+        return await self.log.append_within(connection, drafts)
 
+    async def read_stream(
+        self, stream_id: str, from_version: int = 1, to_version: int | None = None
+    ) -> list[Event]:
+        """The events of a stream in the order of their versions, both bounds included. InvalidPageError."""
+        _check_number("from_version", from_version, at_least=1)
+        if to_version is not None:
+            _check_number("to_version", to_version, at_least=0)
+        return await self.log.read_stream(stream_id, from_version, to_version)
 
-async def read_all(log: EventLog, after: int, limit: int) -> list[Event]:
-    """As many events as there are, up to *limit*, however the log pages them. InvalidPageError."""
-    _check_number("after", after, at_least=0)
-    _check_number("limit", limit, at_least=0)
-    events: list[Event] = []
-    position = LogPosition(GlobalSequence(after))
-    while len(events) < limit:
-        page = await log.read(position, limit - len(events), None)
-        if page.up_to == position.head:
-            break
-        events += page.events
-        position = LogPosition(page.up_to)
-    return events
+    async def read_all(self, after: int = 0, limit: int = 100) -> list[Event]:
+        """At most *limit* events with a higher global sequence, in order. InvalidPageError."""
+        _check_number("after", after, at_least=0)
+        _check_number("limit", limit, at_least=0)
+        events: list[Event] = []
+        position = LogPosition(GlobalSequence(after))
+        # As many as there are, however the log pages them.
+        while len(events) < limit:
+            page = await self.log.read(position, limit - len(events), None)
+            if page.up_to == position.head:
+                break
+            events += page.events
+            position = LogPosition(page.up_to)
+        return events
 
+    async def get(self, event_id: str) -> Event:
+        """The event with this id. EventNotFoundError."""
+        return await self.log.get(event_id)
 
-async def purge(log: EventLog, event_id: str, purger_id: str) -> None:
-    """Take the payload of an event away. EventNotFoundError, InvalidEventFieldError."""
-    if not isinstance(purger_id, str) or not purger_id:
-        raise InvalidEventFieldError("purger_id", purger_id, "a string that says who takes it away")
-    await log.purge(event_id, purger_id)
+    async def head(self) -> GlobalSequence:
+        """The highest number in the log; 0 if there is none."""
+        return await self.log.head()
+
+    async def purge(self, event_id: str, purger_id: str) -> None:
+        """Take the payload of an event away; that it happened stays.
+
+        EventNotFoundError, InvalidEventFieldError.
+        """
+        if not isinstance(purger_id, str) or not purger_id:
+            raise InvalidEventFieldError("purger_id", purger_id, "a string that says who takes it away")
+        await self.log.purge(event_id, purger_id)
 
 
 def _no_status(event_type: str, *, wait: bool) -> EventStatus | None:  # noqa: ARG001

@@ -10,7 +10,6 @@ from postbus.events import (
     BatchOutcome,
     Checkpoint,
     Event,
-    Gap,
     GlobalSequence,
     LogPosition,
     Progress,
@@ -20,7 +19,7 @@ from postbus.ports import Clock
 from postbus.stores.postgres.appending import Appending
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.query_parts import fill_parts
-from postbus.stores.postgres.saving import Saving, gaps_to_array
+from postbus.stores.postgres.saving import Saving, array_to_gaps, gaps_to_array
 from postbus.stores.postgres.transactions import Batch
 from postbus.stores.postgres.wake_ups import WakeUps
 
@@ -114,7 +113,6 @@ class PgCheckpoints:
 
 
 def _checkpoint_from_row(row: asyncpg.Record) -> Checkpoint:
-    gaps = row["open_gaps"]
     return Checkpoint(
         subscriber_id=SubscriberId(row["subscriber_id"]),
         position=GlobalSequence(row["last_global_sequence"]),
@@ -125,7 +123,7 @@ def _checkpoint_from_row(row: asyncpg.Record) -> Checkpoint:
         attempt_sequence=row["attempt_sequence"],
         attempt_count=row["attempt_count"],
         head=row["head"],
-        open=tuple(map(Gap, gaps[::2], gaps[1::2])),
+        open=array_to_gaps(row["open_gaps"]),
         # Only a claim asks for it.
         server=row.get("server"),
     )

@@ -175,6 +175,11 @@ def gaps_to_array(gaps: Iterable[Gap]) -> list[int]:
     return [number for gap in gaps for number in gap]
 
 
+def array_to_gaps(numbers: Sequence[int]) -> tuple[Gap, ...]:
+    """Open gaps as they were stored."""
+    return tuple(map(Gap, numbers[::2], numbers[1::2]))
+
+
 def _array_to_text(numbers: Iterable[int]) -> str:
     return "{" + ",".join(map(str, numbers)) + "}"
 

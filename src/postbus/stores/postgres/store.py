@@ -1,14 +1,11 @@
 """PgEventStore: one schema of a PostgreSQL database, seen through the ports."""
 
-from collections.abc import Iterable
-from typing import Any, Self
+from typing import Self
 
 import asyncpg
 
 from postbus.clock import SystemClock
-from postbus.events import Event, GlobalSequence
 from postbus.ports import Clock
-from postbus.stores import user_calls
 from postbus.stores.postgres.appending import Appending
 from postbus.stores.postgres.checkpoints import PgCheckpoints
 from postbus.stores.postgres.database import Database
@@ -18,9 +15,10 @@ from postbus.stores.postgres.event_queue import NoBacklog, NoDispatchLock, NoSub
 from postbus.stores.postgres.states import PgStateTable
 from postbus.stores.postgres.subscriber_locks import PgSubscriberLocks
 from postbus.stores.postgres.wake_ups import NotifyMode, WakeUps
+from postbus.stores.user_calls import UserCalls
 
 
-class PgEventStore:
+class PgEventStore(UserCalls):
     """Events in a schema of a PostgreSQL database.
 
     *target* is a DSN such as "postgresql://localhost/shop" or a pool of asyncpg's. With *session_dsn* the one
@@ -44,15 +42,15 @@ class PgEventStore:
         clock: Clock | None = None,
     ) -> None:
         self._clock: Clock = clock or SystemClock()
+        super().__init__(self._clock)
         self._database = Database(target, schema=schema, session_dsn=session_dsn, pool_size=pool_size)
         self._wake_ups = WakeUps(self._database, notify)
         self._appending = Appending(self._database, self._wake_ups.announce)
-        self._drafts = user_calls.make_drafts(self._clock)
         self.queue = PgEventQueue(self._appending)
         self.backlog = NoBacklog()
         self.dispatch_lock = NoDispatchLock()
         self.subscriptions = NoSubscriptions()
-        self.log = PgEventLog(self._database, self._appending, self._wake_ups, self._clock)
+        self.log: PgEventLog = PgEventLog(self._database, self._appending, self._wake_ups, self._clock)
         self.dead_letters = PgDeadLetters(self._database, self._wake_ups, self._clock)
         self.checkpoints = PgCheckpoints(self._database, self._appending, self._wake_ups, self._clock)
         self.subscriber_locks = PgSubscriberLocks(self._database)
@@ -74,45 +72,6 @@ class PgEventStore:
         await self.subscriber_locks.close()
         await self._wake_ups.close()
         await self._database.close()
-
-    async def append(
-        self,
-        stream_id: str,
-        events: Iterable[object],
-        *,
-        expected_version: int | None = None,
-        connection: Any = None,
-    ) -> list[Event]:
-        """Store events at the end of a stream, all or none; the stored events, in order.
-
-        *expected_version* is where the stream must be: 0 if it must not exist yet, None for anywhere.
-        An event is (type, payload), (type, payload, metadata) or a NewEvent. WrongExpectedVersionError.
-        *connection*: an asyncpg connection in a transaction, so that they exist exactly when it commits.
-        """
-        drafts = self._drafts.draft_stream(stream_id, events, expected_version)
-        return await user_calls.append(self.log, drafts, connection)
-
-    async def read_stream(
-        self, stream_id: str, from_version: int = 1, to_version: int | None = None
-    ) -> list[Event]:
-        """The events of a stream in the order of their versions, both bounds included."""
-        return await user_calls.read_stream(self.log, stream_id, from_version, to_version)
-
-    async def read_all(self, after: int = 0, limit: int = 100) -> list[Event]:
-        """At most *limit* events with a higher global sequence, in order."""
-        return await user_calls.read_all(self.log, after, limit)
-
-    async def get(self, event_id: str) -> Event:
-        """The event with this id. EventNotFoundError."""
-        return await self.log.get(event_id)
-
-    async def head(self) -> GlobalSequence:
-        """The highest global sequence; 0 if there is none."""
-        return await self.log.head()
-
-    async def purge(self, event_id: str, purger_id: str) -> None:
-        """Take the payload of an event away; that it happened stays. EventNotFoundError."""
-        await user_calls.purge(self.log, event_id, purger_id)
 
     async def __aenter__(self) -> Self:
         await self.open()

@@ -15,7 +15,6 @@ from postbus.errors import SubscriberFencedError, TransactionEndedError, Transac
 from postbus.events import (
     BatchOutcome,
     Event,
-    Gap,
     GlobalSequence,
     LogPosition,
     RetryOutcome,
@@ -25,7 +24,7 @@ from postbus.stores.postgres.burials import note_retry
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.lent import TimedConnection
 from postbus.stores.postgres.pool import Connection, is_gone
-from postbus.stores.postgres.saving import gaps_to_array
+from postbus.stores.postgres.saving import array_to_gaps, gaps_to_array
 from postbus.stores.postgres.translation import DRIVER_ERRORS
 
 # What the driver raises when the connection is gone; it may also lose count of its own state.
@@ -139,8 +138,10 @@ class Batch:
         if row is None:
             raise SubscriberFencedError(self.subscriber_id, self.epoch)
         if self.retried is None:
-            position, head, gaps, _ = row
-            return _Processed(position, position if head is None else head, gaps)
+            processed = _processed_up_to(*row[:3])
+            return lambda event: (
+                event.global_sequence is not None and processed.has_passed(event.global_sequence)
+            )
         is_resolved: bool = await connection.fetchval(
             self.queries["is_resolved_by_subscriber"], self.retried, self.subscriber_id
         )
@@ -256,24 +257,11 @@ class Batch:
         return error
 
 
-class _Processed:
-    """Whether a checkpoint shows an event as processed."""
-
-    __slots__ = ("_gaps", "_head", "_position")
-
-    def __init__(self, position: int, head: int, gaps: Sequence[int]) -> None:
-        open_gaps = tuple(map(Gap, gaps[::2], gaps[1::2]))
-        # If they do not belong together, such as after somebody moved the position by hand, that counts.
-        is_whole = LogPosition(GlobalSequence(head), open_gaps).contiguous == position
-        self._position, self._head = position, head if is_whole else position
-        self._gaps = open_gaps
-
-    def __call__(self, event: Event) -> bool:
-        sequence = event.global_sequence
-        assert sequence is not None, "only stored events are delivered"
-        if sequence > self._head:
-            return False
-        return sequence <= self._position or not any(gap.first <= sequence <= gap.last for gap in self._gaps)
+def _processed_up_to(position: int, head: int | None, gaps: Sequence[int]) -> LogPosition:
+    """What a checkpoint shows as processed."""
+    found = LogPosition(GlobalSequence(position if head is None else head), array_to_gaps(gaps))
+    # If they do not belong together, such as after somebody moved the position by hand, that counts.
+    return found if found.contiguous == position else LogPosition(GlobalSequence(position))
 
 
 def _is_of_the_store(error: BaseException | None) -> bool:

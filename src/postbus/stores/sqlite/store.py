@@ -5,9 +5,9 @@ import atexit
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from postbus.clock import SystemClock
 from postbus.errors import (
@@ -15,9 +15,8 @@ from postbus.errors import (
     InvalidConfigError,
     StoreClosedError,
 )
-from postbus.events import Event, GlobalSequence
+from postbus.events import Event
 from postbus.ports import Clock
-from postbus.stores import user_calls
 from postbus.stores.sqlite.backlog import SQLiteBacklog
 from postbus.stores.sqlite.checkpoints import SQLiteCheckpoints
 from postbus.stores.sqlite.connection import open_connection, patiently, translated_errors
@@ -34,6 +33,7 @@ from postbus.stores.sqlite.subscriber_locks import FileSubscriberLocks
 from postbus.stores.sqlite.subscriptions import SQLiteSubscriptionTable
 from postbus.stores.sqlite.wake_up import FileWakeUps
 from postbus.stores.sqlite.writer import Writer
+from postbus.stores.user_calls import UserCalls
 
 _DURABILITY = ("FULL", "NORMAL", "EXTRA")
 # Larger than this SQLite takes no number.
@@ -42,7 +42,7 @@ _LARGEST_NUMBER = 2**63 - 1
 T = TypeVar("T")
 
 
-class SQLiteStore:
+class SQLiteStore(UserCalls):
     """Events in a SQLite file.
 
     *synchronous* is SQLite's own setting: "FULL" (the default) has every published event
@@ -59,6 +59,7 @@ class SQLiteStore:
         self.path = Path(path).absolute()
         self._synchronous = synchronous.upper()
         self._clock: Clock = clock or SystemClock()
+        super().__init__(self._clock)
         self._opening = asyncio.Lock()
         self._writer: Writer | None = None
         self._reader: Reader | None = None
@@ -67,7 +68,6 @@ class SQLiteStore:
         self._process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake_ups = FileWakeUps(self.path)
-        self._drafts = user_calls.make_drafts(self._clock)
         self.guard = TransactionGuard()
         self.dispatch_lock = FileDispatchLock(self.path)
         self.subscriber_locks = FileSubscriberLocks(self.path)
@@ -75,7 +75,7 @@ class SQLiteStore:
         announce = self.backlog.announce
         self.queue = SQLiteEventQueue(self, self._clock, announce)
         self.subscriptions = SQLiteSubscriptionTable(self)
-        self.log = SQLiteEventLog(self, self._clock, announce)
+        self.log: SQLiteEventLog = SQLiteEventLog(self, self._clock, announce)
         self.dead_letters = SQLiteDeadLetters(self, self._clock, announce, self.log.wake)
         self.checkpoints = SQLiteCheckpoints(self, self._clock, announce)
         self.states = SQLiteStateTable(self, self._clock)
@@ -110,46 +110,12 @@ class SQLiteStore:
             self._was_closed = True
             await asyncio.to_thread(self._close_files)
 
-    async def append(
-        self,
-        stream_id: str,
-        events: Iterable[object],
-        *,
-        expected_version: int | None = None,
-        connection: Any = None,
-    ) -> list[Event]:
-        """Store events at the end of a stream, all or none; the stored events, in order.
-
-        *expected_version* is where the stream must be: 0 if it must not exist yet, None for anywhere.
-        An event is (type, payload), (type, payload, metadata) or a NewEvent. WrongExpectedVersionError.
-        """
-        drafts = self._drafts.draft_stream(stream_id, events, expected_version)
-        return await user_calls.append(self.log, drafts, connection)
-
-    async def read_stream(
-        self, stream_id: str, from_version: int = 1, to_version: int | None = None
-    ) -> list[Event]:
-        """The events of a stream in the order of their versions, both bounds included."""
-        return await user_calls.read_stream(self.log, stream_id, from_version, to_version)
-
     async def read_all(self, after: int = 0, limit: int = 100) -> list[Event]:
-        """At most *limit* events with a higher global sequence, in order."""
+        """At most *limit* events with a higher global sequence, in order. InvalidPageError."""
         await self.open_on_first_use()
         # So that what was finished in this process shows as done.
         await self.writer.flush()
-        return await user_calls.read_all(self.log, after, limit)
-
-    async def get(self, event_id: str) -> Event:
-        """The event with this id. EventNotFoundError."""
-        return await self.log.get(event_id)
-
-    async def head(self) -> GlobalSequence:
-        """The highest global sequence that was ever used; 0 if there is none."""
-        return await self.log.head()
-
-    async def purge(self, event_id: str, purger_id: str) -> None:
-        """Take the payload of an event away; that it happened stays. EventNotFoundError."""
-        await user_calls.purge(self.log, event_id, purger_id)
+        return await super().read_all(after, limit)
 
     async def __aenter__(self) -> Self:
         await self.open()
