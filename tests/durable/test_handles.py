@@ -60,7 +60,10 @@ class TestState:
 
     async def test_it_is_catching_up_until_it_is_at_the_end(self, make_bus: MakeBus) -> None:
         bus = make_bus()
-        handler = await blocked(bus, 1, 2)
+        await publish_numbers(bus, 1, 2)
+        handler = BlockingHandler()
+        bus.subscribe("*", handler, id=ID)
+        await soon(handler.started.wait())
         assert bus.subscription(ID).state == "catching_up"
 
         handler.released.set()

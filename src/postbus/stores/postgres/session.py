@@ -45,6 +45,8 @@ class Session:
         # Whether a notification ever came through the listener of this connection.
         self._is_proven = False
         self._has_warned = False
+        # Why there is no connection, as far as is known.
+        self._why_down = "not connected yet"
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
@@ -108,7 +110,9 @@ class Session:
         async with self._turn:
             connection = self._connection
             if connection is None:
-                raise StoreUnavailableError("the session to the database is down and is being replaced")
+                raise StoreUnavailableError(
+                    f"the session to the database is down and is being replaced: {self._why_down}"
+                )
             try:
                 async with asyncio.timeout(_ANSWER_SECONDS):
                     return await operation(connection)
@@ -187,6 +191,7 @@ class Session:
         try:
             await self._open()
         except StoreError as error:
+            self._why_down = str(error)
             logger.debug("the session to the database is still down: %s", error)
         else:
             logger.info("there is a session to the database again")
@@ -263,6 +268,7 @@ class Session:
             self._echo[1].set()
         # Not closed gently: one that does not answer would not answer to that either.
         break_off(connection)
+        self._why_down = reason
         logger.warning("the session to the database was lost: %s; connecting again", reason)
         for on_lost in self._on_lost:
             on_lost()
