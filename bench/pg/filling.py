@@ -9,6 +9,8 @@ import msgspec
 
 from bench.measuring import EVENT_TYPE, PAYLOAD
 from postbus.pg import PgEventStore
+from postbus.stores.postgres.channels import channel_name
+from tests.postgres.steps import Session
 
 # Time-ordered ids; one event each millisecond, the last one a minute ago.
 _INSERT = """
@@ -38,16 +40,31 @@ async def create(dsn: str) -> None:
         pass
 
 
+async def announce(dsn: str, count: int) -> None:
+    """Events in the tables of a bus, all at once, of which everybody hears."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        async with connection.transaction():
+            await _insert(connection, count)
+            await connection.execute("SELECT pg_notify($1, $2)", channel_name("postbus"), str(count))
+    finally:
+        await connection.close()
+
+
 async def insert(dsn: str, count: int) -> None:
     """Events in the tables of a bus, on disk and known to the planner."""
     connection = await asyncpg.connect(dsn)
     try:
-        last_ms = int(time.time() * 1000) - 60_000
-        payload = msgspec.json.encode(PAYLOAD).decode()
-        await connection.execute(_INSERT, count, last_ms, EVENT_TYPE, payload)
+        await _insert(connection, count)
         # What the server still has to do would slow down what is measured next.
         await connection.execute("VACUUM (ANALYZE) postbus.events")
         with contextlib.suppress(asyncpg.InsufficientPrivilegeError):
             await connection.execute("CHECKPOINT")
     finally:
         await connection.close()
+
+
+async def _insert(connection: Session, count: int) -> None:
+    last_ms = int(time.time() * 1000) - 60_000
+    payload = msgspec.json.encode(PAYLOAD).decode()
+    await connection.execute(_INSERT, count, last_ms, EVENT_TYPE, payload)

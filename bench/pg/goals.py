@@ -44,6 +44,7 @@ _RATES = (
         1.8,
     ),
     ("32 writers, notify after_commit ÷ off", "pg-writers/after_commit-32", "off-32", 0.9),
+    ("competing workers, 1 process ÷ pgqueuer", "pg-competing/no-op", "pgqueuer-1000", 1.5),
     ("beside an open gap ÷ quiet", "pg-disturbed/gap", "quiet", 0.95),
     ("beside a slow subscriber ÷ quiet", "pg-disturbed/slow-subscriber", "quiet", 0.95),
     ("beside a stranger's transaction ÷ quiet", "pg-disturbed/stranger", "quiet", 0.95),

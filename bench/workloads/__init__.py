@@ -14,6 +14,7 @@ from bench.workloads import (
     pg_disturbed,
     pg_fan_out,
     pg_growth,
+    pg_instances,
     pg_latency,
     pg_takeover,
     pg_writers,
@@ -43,6 +44,8 @@ WORKLOADS: dict[str, Workload] = {
         pg_fan_out.WORKLOAD,
         pg_writers.WORKLOAD,
         pg_takeover.WORKLOAD,
+        pg_instances.COMPETING,
+        pg_instances.PARTITIONS,
         pg_disturbed.WORKLOAD,
         pg_growth.WORKLOAD,
     )

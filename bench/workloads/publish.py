@@ -18,6 +18,7 @@ Run = Callable[[Path, Effort, str], Sample]
 
 _RAW: tuple[tuple[str, str, Run], ...] = (
     ("raw-commit", "raw: one INSERT and commit per event", raw.commit_each),
+    ("raw-thread", "raw: the same in a thread of its own, awaited in an event loop", raw.commit_in_thread),
     ("raw-three", "raw: insert, processing, done: three commits (stand-in for the TypeScript reference)",
      raw.commit_three_times),
     ("raw-lean", "raw: 100 per commit, inserted and marked done, lean schema", raw.commit_groups),
@@ -86,6 +87,7 @@ def _workload(synchronous: str, tier: Tier) -> Workload:
         ),
         ratios=(
             RatioColumn("rate", "÷ one commit each", "raw-commit"),
+            RatioColumn("rate", "÷ one commit each, in a thread", "raw-thread"),
             RatioColumn("rate", "÷ three commits", "raw-three"),
             RatioColumn("rate", "÷ lean groups", "raw-lean"),
             RatioColumn("rate", "÷ specified groups", "raw-specified"),

@@ -31,7 +31,7 @@ from postbus.delivery.handle import SubscriptionHandle
 from postbus.delivery.handler_threads import HandlerThreads
 from postbus.delivery.publisher import Publisher
 from postbus.delivery.registration import Registration, check_durable_only, is_observer, is_stateful
-from postbus.delivery.subscriber import StartFrom
+from postbus.delivery.subscriber import Mode, StartFrom
 from postbus.delivery.subscribers import Subscribers
 from postbus.delivery.subscriptions import Handler, RetryOverride, Subscriptions
 from postbus.drafting import Drafts
@@ -146,11 +146,21 @@ class EventBus:
         return self._store
 
     @property
+    def shutdown_timeout(self) -> float:
+        """How many seconds shutdown() waits for what is in flight."""
+        return self._shutdown_timeout
+
+    @property
     def dlq(self) -> DLQInspector:
         """The dead letters."""
         if self._is_shut_down:
             raise EventBusShutdownError("look at dead letters")
         return self._dlq
+
+    @property
+    def subscriptions(self) -> tuple[SubscriptionHandle, ...]:
+        """The handles of all durable subscribers, in the order of their subscription."""
+        return tuple(self._subscribers.handle(service.subscriber.id) for service in self._subscribers)
 
     @property
     def counters(self) -> Mapping[str, RetryCounters]:
@@ -287,6 +297,9 @@ class EventBus:
         retry: RetryOverride = None,
         start_from: StartFrom = "beginning",
         checkpoint_mode: AnyCheckpointMode | None = None,
+        mode: Mode = "ordered",
+        partitions: int = 1,
+        concurrency: int | None = None,
     ) -> str:
         """Call the handler for every event that matches; the subscription's id.
 
@@ -298,6 +311,9 @@ class EventBus:
         after a restart, one process at a time. A new one begins where *start_from* says: "beginning"
         (the default), "now", after a global sequence, or at an aware datetime. A handler with a second
         parameter gets the transaction in which its checkpoint is written.
+
+        On PostgreSQL several instances can share the work: mode="competing" in no order, *concurrency*
+        events at once in each instance; *partitions* in the order of each stream.
         """
         if self._is_shut_down:
             raise EventBusShutdownError("subscribe")
@@ -316,7 +332,13 @@ class EventBus:
             id = _only_id(id, handler.subscriber_id)
         if id is None:
             given_start = None if start_from == "beginning" else start_from
-            check_durable_only(start_from=given_start, checkpoint_mode=checkpoint_mode)
+            check_durable_only(
+                start_from=given_start,
+                checkpoint_mode=checkpoint_mode,
+                mode=None if mode == "ordered" else mode,
+                partitions=None if partitions == 1 else partitions,
+                concurrency=concurrency,
+            )
             (only_pattern,) = _patterns_of(given_pattern, handler)
             return self._subscribe_handler(only_pattern, handler, timeout, retry)
         subscriber = self._registration.subscriber(
@@ -327,6 +349,9 @@ class EventBus:
             retry=retry,
             start_from=start_from,
             checkpoint_mode=checkpoint_mode,
+            mode=mode,
+            partitions=partitions,
+            concurrency=concurrency,
         )
         if self._loop is not None:
             self._check_loop("subscribe")
@@ -352,6 +377,9 @@ class EventBus:
         retry: RetryOverride = None,
         start_from: StartFrom = "beginning",
         checkpoint_mode: AnyCheckpointMode | None = None,
+        mode: Mode = "ordered",
+        partitions: int = 1,
+        concurrency: int | None = None,
     ) -> Decorator:
         """The decorator form of subscribe; the function stays as it is."""
         # Here already: @bus.on without a pattern would take the handler for one and never call it.
@@ -366,6 +394,9 @@ class EventBus:
                 retry=retry,
                 start_from=start_from,
                 checkpoint_mode=checkpoint_mode,
+                mode=mode,
+                partitions=partitions,
+                concurrency=concurrency,
             )
             return handler
 

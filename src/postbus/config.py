@@ -101,6 +101,8 @@ class ReliableDeliveryConfig:
     ordering: Literal["stream", "global"] = "stream"
     """Whether events beyond a gap are delivered at once, in the order of each stream, or wait for it."""
     poll_interval: float = 1.0
+    failover_timeout: float = 10.0
+    """After so long without a sign of life from the active instance another one has taken over."""
 
     def __post_init__(self) -> None:
         check_whole_number("ReliableDeliveryConfig.max_retries", self.max_retries, at_least=0)
@@ -116,6 +118,8 @@ class ReliableDeliveryConfig:
         check_choice("ReliableDeliveryConfig.gap_policy", self.gap_policy, "proof", "timeout")
         check_choice("ReliableDeliveryConfig.ordering", self.ordering, "stream", "global")
         check_timeout("ReliableDeliveryConfig.poll_interval", self.poll_interval)
+        # Below it, an event loop that is busy for a moment would pass for a dead one.
+        check_number("ReliableDeliveryConfig.failover_timeout", self.failover_timeout, at_least=1.0)
 
     @property
     def retry(self) -> RetryPolicy:

@@ -34,6 +34,7 @@ PostbusError
 └── StoreError                 the database refused or failed
     ├── WrongExpectedVersionError  another writer appended to the stream first: nothing was stored
     ├── SubscriberFencedError  another instance has taken the subscriber over
+    ├── LayoutChangedError     the subscriber is split into another number of partitions
     ├── StoreClosedError       the store was closed
     ├── StoreUnavailableError  the database can't be reached at the moment
     ├── UnsoundLogError        on this table, sequence or server an event could be passed over
@@ -359,6 +360,17 @@ class SubscriberFencedError(StoreError):
             "one; nothing was written"
         )
         self.subscriber_id, self.epoch = subscriber_id, epoch
+
+
+class LayoutChangedError(StoreError):
+    """The subscriber is split into another number of partitions: this instance waits, or changes that."""
+
+    def __init__(self, subscriber_id: str) -> None:
+        super().__init__(
+            f"subscriber {subscriber_id!r} is split into another number of partitions at present; that is "
+            "changed when no instance is left that runs it so: stop those with another partitions="
+        )
+        self.subscriber_id = subscriber_id
 
 
 class StoreClosedError(StoreError):

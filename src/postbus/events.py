@@ -212,6 +212,25 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     server: str | None = None
 
 
+class Part(msgspec.Struct, frozen=True):
+    """One of the parts of a partitioned subscriber: which, of how many. A stream is always in the same one.
+
+    >>> Part(3, 8)
+    Part(index=3, count=8)
+    """
+
+    index: int
+    count: int
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Into how many parts a durable subscriber is split, and how far each of them has come, in order."""
+
+    partitions: int
+    # Of one part it is the checkpoint of the subscriber itself.
+    parts: list[Checkpoint]
+
+
 class StateWrite(msgspec.Struct, frozen=True):
     """The new state under a key of a state store; None deletes it."""
 
@@ -232,6 +251,31 @@ class RetryOutcome(msgspec.Struct, frozen=True):
 
     dead_letter_id: str
     error: str | None
+
+
+class OutboxEntry(msgspec.Struct, frozen=True):
+    """An event for the workers of a pool; *dead_letter_id*: it is the retry of that dead letter."""
+
+    sequence: GlobalSequence
+    event_id: str
+    dead_letter_id: str | None = None
+
+
+class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the outbox that a worker has for as long as its lease lasts."""
+
+    row_id: int
+    # Goes up with every claim of the row: who names another one has lost it.
+    claim: int
+    # None: it is not in the log any more.
+    event: Event | None
+    sequence: GlobalSequence
+    # Attempts that have failed or begun; those without an error ended the process.
+    attempt_count: int
+    errors: list[str]
+    # A worker ended while it had the row, perhaps because of it: this attempt is counted already.
+    is_suspect: bool
+    dead_letter_id: str | None
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,6 +303,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     retries: Sequence[RetryOutcome] = ()
     states: Sequence[StateWrite] = ()
     drafts: Sequence[Draft] = ()
+    # Events that the workers of the subscriber's pool get.
+    outbox: Sequence[OutboxEntry] = ()
+    # Whose dead letters these are, if the checkpoint is that of a part; and which part that is.
+    dead_letters_of: SubscriberId | None = None
+    part: Part | None = None
     # To lose it in a power cut would only mean that events are delivered again: no need to wait for the disk.
     is_repeatable: bool = False
 

@@ -8,14 +8,17 @@ from postbus.errors import StoreError
 from postbus.events import (
     BatchOutcome,
     Checkpoint,
+    Claimed,
     DeadLetter,
     DeadLetterPage,
     Draft,
     Event,
     GlobalSequence,
+    Layout,
     LogPage,
     LogPosition,
     OpenWriter,
+    Part,
     Progress,
     Reaction,
     SubscriberId,
@@ -124,12 +127,17 @@ class SubscriptionTable(Protocol):
         ...
 
 
-class WantedTypes(Protocol):
-    """Which event types a reader wants."""
+class WantedEvents(Protocol):
+    """Which events a reader wants, by their type and, where there are partitions, by the part they are in."""
 
     @property
     def patterns(self) -> Sequence[str]:
         """As they were given: exact types, and those with "*" for one segment."""
+        ...
+
+    @property
+    def part(self) -> Part | None:
+        """The only part that is wanted; None: every one."""
         ...
 
     def __call__(self, event_type: str, /) -> bool:
@@ -177,16 +185,21 @@ class DeadLetterStore(Protocol):
         """
         ...
 
-    async def wanted_retries(self, subscriber_id: SubscriberId, limit: int) -> list[DeadLetter]:
-        """Dead letters of this subscriber that are marked for one more attempt, oldest first."""
+    async def wanted_retries(
+        self, subscriber_id: SubscriberId, limit: int, part: Part | None = None
+    ) -> list[DeadLetter]:
+        """Dead letters of this subscriber that are marked for one more attempt, oldest first.
+
+        With *part* only those whose events are in it.
+        """
         ...
 
     async def bury_late(
-        self, subscriber_id: SubscriberId, wanted: WantedTypes | None, error: str
+        self, subscriber_id: SubscriberId, wanted: WantedEvents | None, error: str
     ) -> list[Event]:
         """Make dead letters of the events that appeared at numbers which the subscriber had given up.
 
-        Those whose type is wanted, each once; the events.
+        Those that are wanted, each once; the events. A number that a part gave up counts for its events only.
         """
         ...
 
@@ -209,11 +222,11 @@ class EventLog(Protocol):
         ...
 
     async def read(
-        self, after: LogPosition, limit: int, wanted: WantedTypes | None, *, with_sample: bool = False
+        self, after: LogPosition, limit: int, wanted: WantedEvents | None, *, with_sample: bool = False
     ) -> LogPage:
         """The events in the open gaps of a position and at most *limit* after its head, in order.
 
-        Only those whose type is wanted; None: all are. Looks through a bounded part of the log, so the
+        Only those that are wanted; None: all are. Looks through a bounded part of the log, so the
         page may be empty although there is more: then it goes on after *up_to*, which equals the head of
         *after* only at the end of the log. All of it is seen at one moment: of a stream no event comes
         before one that was appended earlier. *with_sample*: first see who can still fill a gap.
@@ -306,6 +319,7 @@ class CheckpointStore(Protocol):
         time_budget: float,
         retried: str | None = None,
         server: str | None = None,
+        dead_letters_of: SubscriberId | None = None,
     ) -> BatchOutcome:
         """Call handle(event, transaction) for one event after the other and move the checkpoint along,
         all in one transaction; effects of an event that raises are undone and end the batch.
@@ -315,7 +329,8 @@ class CheckpointStore(Protocol):
 
         After *time_budget* seconds the batch ends early, after at least one event. A statement that
         runs beyond *timeout* seconds after its handler began is interrupted. With *retried*, the id of
-        the dead letter that the only event is retried for, that is resolved and the checkpoint stays.
+        the dead letter that the only event is retried for, that is resolved and the checkpoint stays; it is
+        one of *dead_letters_of*, if the checkpoint is that of a part.
         SubscriberFencedError (also if *server* is not the one that answers): no handler was called.
         """
         ...
@@ -336,10 +351,143 @@ class SubscriberLocks(Protocol):
         """Let another become the holder, at once or as soon as it can be done. Idempotent."""
         ...
 
-    def watch(self, on_lost: Callable[[], None] | None, on_free: Callable[[], None] | None) -> None:
+    def watch(
+        self,
+        on_lost: Callable[[], None] | None,
+        on_free: Callable[[], None] | None,
+        failover_timeout: float,
+    ) -> None:
         """Call *on_lost* in the event loop when all locks are lost, and the server may be another one;
         *on_free*, where it can be known, when somebody has released one.
+
+        Where locks do not end with their process, those of a holder that gives no sign of life are
+        another's within *failover_timeout* seconds.
         """
+        ...
+
+
+class Layouts(Protocol):
+    """Into how many parts each durable subscriber is split; each has a checkpoint and a lock of its own."""
+
+    async def load(self, subscriber_id: SubscriberId) -> Layout | None:
+        """The present layout, and how far its parts have come; None: the subscriber has no checkpoint yet."""
+        ...
+
+    async def claim(self, part_id: SubscriberId) -> Checkpoint:
+        """Become the owner of a part, as CheckpointStore.claim. LayoutChangedError: there is none."""
+        ...
+
+    async def switch(self, subscriber_id: SubscriberId, found: int, wanted: int) -> bool:
+        """Split it into *wanted* parts instead of *found* in one transaction; False: not all are equally far.
+
+        Who owned a part before can write nothing any more. Nothing happens if it is done already.
+        LayoutChangedError: there are as many as neither of them.
+        """
+        ...
+
+
+class Members(Protocol):
+    """Which instances take part in what, for as long as they live."""
+
+    @property
+    def number(self) -> int | None:
+        """What this instance is listed as; None while it has no session."""
+        ...
+
+    async def join(self, group: str) -> None:
+        """Be listed in this group, also after the session was lost and replaced. Idempotent."""
+        ...
+
+    def leave(self, group: str) -> None:
+        """Be listed no more, at once or as soon as it can be done. Idempotent."""
+        ...
+
+    async def holders(self, subscriber_ids: Sequence[SubscriberId]) -> list[int | None]:
+        """The number of the instance that has the lock of each of them; None: it is free."""
+        ...
+
+    async def list(self, group: str) -> list[int]:
+        """The numbers of all instances in the group, sorted."""
+        ...
+
+
+class Outbox(Protocol):
+    """Events on their way through the workers of a pool; those that were processed are gone.
+
+    Every write names its claim: one whose lease was lost changes nothing. Time is the database's.
+    """
+
+    async def claim(self, pool: SubscriberId, limit: int, *, with_suspect: bool) -> list[Claimed]:
+        """Take at most *limit* rows that are due and that nobody has, oldest first, and perhaps one suspect.
+
+        Whoever does is a worker of the pool until it leaves, or ends.
+        """
+        ...
+
+    async def finish(self, pool: SubscriberId, claimed: Sequence[Claimed], *, is_repeatable: bool) -> None:
+        """They were processed: delete them, and resolve the dead letters that they were retries of."""
+        ...
+
+    async def put_off(
+        self, pool: SubscriberId, claimed: Claimed, errors: Sequence[str], delay: float
+    ) -> None:
+        """An attempt has failed: keep the errors of all, and make it due again after so many seconds."""
+        ...
+
+    async def bury(self, pool: SubscriberId, claimed: Claimed, errors: Sequence[str]) -> None:
+        """Make it a dead letter and delete it, in one transaction.
+
+        A retry of a dead letter is deleted, and its last error added to the letter.
+        """
+        ...
+
+    async def give_back(self, pool: SubscriberId, claimed: Sequence[Claimed]) -> None:
+        """They were not begun, or not ended for no fault of theirs: due at once, no attempt counted."""
+        ...
+
+    async def process(
+        self, pool: SubscriberId, claimed: Claimed, handle: Callable[[Event, Any], Any], *, timeout: float
+    ) -> BatchOutcome:
+        """Call handle(event, transaction) in the transaction in which the row is deleted.
+
+        done_count is 0 without an error if the claim was lost: then nothing that the handler did counts.
+        """
+        ...
+
+    async def renew(self, pool: SubscriberId, claimed: Sequence[Claimed]) -> None:
+        """Begin their leases anew."""
+        ...
+
+    async def reap(self, pool: SubscriberId, lease: float) -> int:
+        """Take rows from workers that are gone, or silent for *lease* seconds: suspects; how many."""
+        ...
+
+    async def workers(self, pool: SubscriberId) -> tuple[int | None, list[int]]:
+        """The number of this instance, None while it has no session, and those of all workers."""
+        ...
+
+    def leave(self, pool: SubscriberId) -> None:
+        """Be no worker of the pool any more. Idempotent."""
+        ...
+
+    def watch(self, pool: SubscriberId, on_work: Callable[[], None]) -> None:
+        """Call this in the event loop when there may be rows to claim. It may come too often."""
+        ...
+
+    def unwatch(self, pool: SubscriberId, on_work: Callable[[], None]) -> None:
+        """Do not call it any more. Idempotent."""
+        ...
+
+    async def oldest(self, pool: SubscriberId, after: GlobalSequence) -> GlobalSequence | None:
+        """The lowest number after this one that has a row, retries of dead letters left out."""
+        ...
+
+    async def has_retries(self, pool: SubscriberId) -> bool:
+        """Whether there is a row for the retry of a dead letter."""
+        ...
+
+    async def is_empty(self, pool: SubscriberId) -> bool:
+        """Whether no row is left."""
         ...
 
 
@@ -521,6 +669,21 @@ class Store(EventStore, Protocol):
     @property
     def states(self) -> StateTable:
         """States of projections and sagas."""
+        ...
+
+    @property
+    def layouts(self) -> Layouts | None:
+        """How subscribers are split into parts; None where they can't be."""
+        ...
+
+    @property
+    def members(self) -> Members | None:
+        """Which instances there are; None where a subscriber can't be spread over several."""
+        ...
+
+    @property
+    def outbox(self) -> Outbox | None:
+        """What competing workers share; None where there are none."""
         ...
 
     async def open(self) -> None:

@@ -20,7 +20,7 @@ from postbus.events import (
     Progress,
     SubscriberId,
 )
-from postbus.ports import Store, WantedTypes
+from postbus.ports import Store, WantedEvents
 
 MAIL, STOCK = SubscriberId("mail"), SubscriberId("stock")
 START = GlobalSequence(0)
@@ -139,7 +139,7 @@ def along(events: Sequence[Event]) -> Callable[[int], LogPosition]:
 
 
 async def read_to_the_end(
-    store: Store, limit: int = 100, wanted: WantedTypes | None = None
+    store: Store, limit: int = 100, wanted: WantedEvents | None = None
 ) -> tuple[list[Event], GlobalSequence]:
     """Every wanted event of the log, page by page, and where its end is."""
     events: list[Event] = []

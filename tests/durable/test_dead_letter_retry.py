@@ -133,7 +133,7 @@ async def test_a_pause_comes_between_two_retries(make_bus: MakeBus) -> None:
         if len(seen) <= 5:
             raise ValueError("not yet")
         if len(seen) == 7:
-            bus.subscription(ID)._loop.pause()
+            bus.subscription(ID)._service.pause()
 
     await publish_numbers(bus, *range(5))
     await soon(bus.idle())

@@ -119,6 +119,29 @@ class TestState:
             await soon(waiting)
 
 
+class TestAllOfThem:
+    async def test_the_bus_lists_its_durable_subscribers_in_their_order(self, make_bus: MakeBus) -> None:
+        """Those that are there now, before the start and after it."""
+        bus = make_bus()
+        assert bus.subscriptions == ()
+        for name in ("mail", "audit", "stock"):
+            bus.subscribe("*", FlakyHandler(), id=name)
+        assert [handle.id for handle in bus.subscriptions] == ["mail", "audit", "stock"]
+
+        await publish_numbers(bus, 1)
+        bus.unsubscribe("audit")
+        for handle in bus.subscriptions:
+            await soon(handle.caught_up())
+        assert [(handle.id, handle.checkpoint) for handle in bus.subscriptions] == [("mail", 1), ("stock", 1)]
+
+    @on_embedded
+    async def test_a_handler_without_an_id_is_not_among_them(self, make_bus: MakeBus) -> None:
+        bus = make_bus()
+        bus.subscribe("*", FlakyHandler())
+
+        assert bus.subscriptions == ()
+
+
 class TestCheckpointAndLag:
     async def test_they_follow_the_events(self, make_bus: MakeBus) -> None:
         bus = make_bus()

@@ -7,7 +7,7 @@ import pytest
 
 from postbus import Event, PgEventBus, ReliableDeliveryConfig
 from postbus.events import LogPage, LogPosition
-from postbus.ports import WantedTypes
+from postbus.ports import WantedEvents
 from tests.faults.steps import until_live
 from tests.gaps.steps import Seen, soon
 
@@ -23,7 +23,7 @@ class Reads:
         monkeypatch.setattr(bus.store.log, "read", self._note)
 
     async def _note(
-        self, after: LogPosition, limit: int, wanted: WantedTypes | None, **options: Any
+        self, after: LogPosition, limit: int, wanted: WantedEvents | None, **options: Any
     ) -> LogPage:
         page = await self._read(after, limit, wanted, **options)
         self.pages.append((after, page))

@@ -35,7 +35,13 @@ class TestGroup:
 
     @pytest.mark.parametrize(
         "names",
-        [("demo",), ("migrate",), ("publish",), *(("dlq", n) for n in ("ls", "show", "retry", "purge"))],
+        [
+            ("demo",),
+            ("migrate",),
+            ("publish",),
+            ("worker",),
+            *(("dlq", n) for n in ("ls", "show", "retry", "purge")),
+        ],
     )
     def test_every_command_explains_itself_and_its_options(self, names: tuple[str, ...]) -> None:
         result = CliRunner().invoke(group, [*names, "--help"])

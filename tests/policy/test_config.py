@@ -24,6 +24,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
         "gap_policy": "proof",
         "ordering": "stream",
         "poll_interval": 1.0,
+        "failover_timeout": 10.0,
     }
     assert ReliableDeliveryConfig().checkpoint_mode == CheckpointMode.synchronous()
 

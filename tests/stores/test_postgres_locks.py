@@ -134,7 +134,7 @@ async def test_a_lock_ends_with_the_backend_of_its_holder(postgres_dsn: str) -> 
     """The holder is told once and holds nothing any more; whoever asks next gets it."""
     lost: list[str] = []
     async with locks_on(postgres_dsn) as (database, holder), locks_on(postgres_dsn) as (_, standby):
-        holder.watch(lambda: lost.append("all"), None)
+        holder.watch(lambda: lost.append("all"), None, 10.0)
         assert await holder.try_acquire(MAIL)
         assert await holder.try_acquire(STOCK)
         await end_session(postgres_dsn, database)
@@ -157,7 +157,7 @@ async def test_a_lock_is_free_again_after_a_half_open_network(
     lost: list[str] = []
     through = postgres_proxy.through(postgres_dsn)
     async with locks_on(through) as (_, holder), locks_on(postgres_dsn) as (_, standby):
-        holder.watch(lambda: lost.append("all"), None)
+        holder.watch(lambda: lost.append("all"), None, 10.0)
         assert await holder.try_acquire(MAIL)
         # Proven: the server knows how long it may be silent.
         await asyncio.sleep(0.5)
@@ -172,7 +172,7 @@ async def test_locks_are_lost_with_the_server_and_come_back_with_it(own_postgres
     """After a crash nobody holds anything."""
     lost: list[str] = []
     async with locks_on(own_postgres.dsn()) as (_, locks):
-        locks.watch(lambda: lost.append("all"), None)
+        locks.watch(lambda: lost.append("all"), None, 10.0)
         assert await locks.try_acquire(MAIL)
         own_postgres.kill()
         await eventually(lambda: lost == ["all"])
@@ -188,7 +188,7 @@ async def test_nobody_is_told_of_a_loss_any_more_after_closing(postgres_dsn: str
     """What closes in good order loses nothing."""
     lost: list[str] = []
     async with locks_on(postgres_dsn) as (_, locks):
-        locks.watch(lambda: lost.append("all"), None)
+        locks.watch(lambda: lost.append("all"), None, 10.0)
         await locks.try_acquire(MAIL)
 
     assert lost == []

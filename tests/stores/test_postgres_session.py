@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from postbus.errors import StoreError, StoreUnavailableError
-from postbus.stores.postgres import session as session_module
+from postbus.stores.postgres import pace
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.session import Session
 from tests.postgres.proxy import Proxy
@@ -38,8 +38,8 @@ class Watcher:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that proves itself often and does not wait long."""
-    monkeypatch.setattr(session_module, "_BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(session_module, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(pace, "_LONGEST_BEAT", 0.1)
+    monkeypatch.setattr(pace, "_LONGEST_ANSWER", 0.5)
 
 
 async def test_a_session_hears_numbers(postgres_dsn: str) -> None:
@@ -110,7 +110,7 @@ async def test_a_half_open_connection_is_noticed_and_replaced(
     async with opened(postgres_proxy.through(postgres_dsn)) as database:
         watcher = Watcher(database.session)
         # Proven once: else the first probe would do.
-        await eventually_silent_limit(database)
+        await eventually(lambda: database.session._is_proven)
         postgres_proxy.swallow()
         seconds = await eventually(lambda: watcher.lost_count == 1, within=15)
         postgres_proxy.resume()
@@ -139,7 +139,7 @@ async def test_a_listener_that_went_silent_is_replaced(postgres_dsn: str, hasty:
     """The connection answers, but what is sent to it does not come: it is replaced by one that listens."""
     async with opened(postgres_dsn) as database:
         watcher = Watcher(database.session)
-        await eventually_silent_limit(database)
+        await eventually(lambda: database.session._is_proven)
         await database.session.run(lambda session: session.execute("UNLISTEN *"))
         await eventually(lambda: watcher.heard == [None])
         await ask(postgres_dsn, "SELECT pg_notify($1, '5')", database.channel)
@@ -217,10 +217,8 @@ async def test_a_session_that_is_about_to_listen_is_not_taken_for_a_deaf_one(
 async def test_the_server_ends_a_session_that_has_become_silent(postgres_dsn: str) -> None:
     """So that the locks of a host that vanished are free within 10 s."""
     async with opened(postgres_dsn) as database:
-        await eventually_silent_limit(database)
-
         limit = await database.session.run(lambda session: session.fetchval("SHOW idle_session_timeout"))
-        assert limit == "10s"
+        assert limit == "8s"
 
 
 async def test_a_cancelled_caller_does_not_cost_the_session(postgres_dsn: str) -> None:
@@ -347,12 +345,3 @@ async def test_a_database_that_could_not_be_opened_can_be_opened_later(own_postg
         assert (await database.fetch("SELECT 1"))[0][0] == 1
     finally:
         await database.close()
-
-
-async def eventually_silent_limit(database: Database) -> None:
-    """Wait until the session has proven itself: then it has told the server when to end it."""
-    async with asyncio.timeout(10):
-        while True:
-            if await database.session.run(lambda it: it.fetchval("SHOW idle_session_timeout")) != "0":
-                return
-            await asyncio.sleep(0.005)

@@ -61,6 +61,12 @@ class Advance:
                 self._state.deliver(sequence)
             self.contiguous = self._state.contiguous
 
+    def pass_over(self, sequences: Sequence[GlobalSequence]) -> None:
+        """These numbers have turned up in open gaps and are not wanted."""
+        for sequence in sequences:
+            assert self._state is not None, "only gaps are filled"
+            self._state.deliver(sequence)
+
     def end_page(self, up_to: GlobalSequence, settled: int) -> bool:
         """Nothing else of the page is wanted, and open numbers up to *settled* are dead; whether any were."""
         if self._state is None:

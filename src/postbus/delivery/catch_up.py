@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from postbus.delivery.checkpoint_writer import CheckpointWriter
 from postbus.delivery.deliveries import Deliveries, sequence_of
@@ -9,7 +10,7 @@ from postbus.delivery.log_reader import LogReader, Page
 from postbus.delivery.patience import Patience
 from postbus.events import Gap, GlobalSequence
 from postbus.policy.gaps import SubscriberState
-from postbus.ports import WantedTypes
+from postbus.ports import WantedEvents
 
 # Pages grow while there is much to read, from the configured size up to this one.
 _LARGEST_PAGE = 1_000
@@ -21,7 +22,7 @@ class CatchUp:
     def __init__(
         self,
         reader: LogReader,
-        wanted: WantedTypes | None,
+        wanted: WantedEvents | None,
         page_size: int,
         writer: CheckpointWriter,
         deliveries: Deliveries,
@@ -30,10 +31,13 @@ class CatchUp:
         on_page: Callable[[], None],
         *,
         is_strict: bool,
+        last: GlobalSequence | None = None,
     ) -> None:
         self._reader, self._wanted, self._smallest_page = reader, wanted, page_size
         self._writer, self._deliveries, self._patience = writer, deliveries, patience
         self._has_changed, self._on_page, self._is_strict = has_changed, on_page, is_strict
+        # Nothing beyond it is delivered.
+        self._last = last
         self.blocked_by: tuple[Gap, ...] = ()
         """The gaps that hold up a subscriber in global order, and of which the first has to be closed."""
         self.may_have_retries = True
@@ -43,6 +47,8 @@ class CatchUp:
         """Deliver up to the end of the log, or until has_changed; how many events. StoppedError."""
         count, limit = 0, self._smallest_page
         reading = self._writer.state
+        if self._last is not None and reading.head >= self._last and not reading.is_waiting_for_gap:
+            return 0
         page = await self._read(reading, limit)
         while True:
             before = reading.head
@@ -77,7 +83,7 @@ class CatchUp:
             if self._has_changed():
                 return count
             count += await self._deliveries.deliver(events[count:] if count else events)
-        self._writer.end_page(page.up_to, 0 if page.is_cut else page.settled)
+        self._writer.end_page(page.up_to, 0 if page.is_cut else page.settled, page.passed)
         self._on_page()
         if self._writer.is_due:
             await self._writer.write()
@@ -104,8 +110,11 @@ class CatchUp:
             self._patience,
             is_waiting=bool(self.blocked_by),
             was_reached=self._writer.has_processed,
+            is_thorough=self._last is not None and reading.head >= self._last,
         )
         self.may_have_retries = page.may_have_retries
+        if self._last is not None and page.up_to > self._last:
+            page = _up_to(page, max(self._last, reading.head))
         if self._is_strict:
             return self._up_to_gap(reading, page)
         return _within_gaps(page, reading.head) if reading.is_full else page
@@ -117,6 +126,8 @@ def _note_read(reading: SubscriberState, page: Page) -> None:
             if sequence_of(event) > reading.head:
                 break
             reading.deliver(sequence_of(event))
+        for number in page.passed:
+            reading.deliver(number)
     reading.pass_to(page.up_to, page.missing)
     if not page.is_cut:
         reading.settle(page.settled)
@@ -124,8 +135,14 @@ def _note_read(reading: SubscriberState, page: Page) -> None:
 
 def _within_gaps(page: Page, head: GlobalSequence) -> Page:
     """With too many gaps open, only what fills them is taken."""
-    events = [event for event in page.events if sequence_of(event) <= head]
-    return Page(events, head, (), page.settled, page.is_cut)
+    return _up_to(replace(page, missing=()), head)
+
+
+def _up_to(page: Page, last: GlobalSequence) -> Page:
+    """What of the page is not beyond a number."""
+    events = [event for event in page.events if sequence_of(event) <= last]
+    missing = tuple(Gap(gap.first, min(gap.last, last)) for gap in page.missing if gap.first <= last)
+    return Page(events, last, missing, page.settled, page.is_cut, passed=page.passed)
 
 
 async def _put_away(following: "asyncio.Future[Page]") -> None:

@@ -21,9 +21,12 @@ from postbus.events import (
     Gap,
     GlobalSequence,
     LogPosition,
+    OutboxEntry,
+    Part,
     Progress,
     RetryOutcome,
     StateWrite,
+    SubscriberId,
 )
 from postbus.ids import new_event_id
 from postbus.policy.checkpoints import PendingCheckpoint, due_at, events_until_due
@@ -34,6 +37,8 @@ logger = logging.getLogger("postbus")
 
 # A position that moved over unwanted events alone is written when it has moved this far.
 _MOST_SKIPPED = 1_000
+# That of a part soon: so much of what it sees is for other parts.
+_SECONDS_SKIPPED = 0.25
 
 
 class CheckpointWriter:
@@ -48,8 +53,12 @@ class CheckpointWriter:
         clock: Clock,
         on_written: Callable[[], None],
         wake: Callable[[], None],
+        *,
+        part: Part | None = None,
+        dead_letters_of: SubscriberId | None = None,
     ) -> None:
         self._subscriber_id, self.epoch = checkpoint.subscriber_id, checkpoint.epoch
+        self._part, self._dead_letters_of = part, dead_letters_of
         self._store, self._patience, self._clock = store, patience, clock
         self._on_written, self._wake = on_written, wake
         self.server = checkpoint.server
@@ -61,6 +70,8 @@ class CheckpointWriter:
         self._mode, self._count_due = mode, events_until_due(mode)
         self._count = 0
         self._due_at = math.inf
+        # When a part began to pass over what is in others.
+        self._skipped_at = -math.inf
         self._states: dict[tuple[str, str], StateWrite] = {}
         # The position that somebody waits for to be written.
         self._wanted: GlobalSequence | None = None
@@ -109,7 +120,15 @@ class CheckpointWriter:
             return True
         if self._wanted is not None and self._advance.is_processed(self._wanted):
             return self._has_unwritten
-        return not self._count and self.head - self._written.head >= _MOST_SKIPPED
+        return not self._count and self._has_skipped_much
+
+    @property
+    def _has_skipped_much(self) -> bool:
+        skipped = self.head - self._written.head
+        if self._part is not None and skipped:
+            # Whoever waits for the subscriber waits for all its parts, and may be another instance.
+            return self._clock.monotonic() >= self._skipped_at + _SECONDS_SKIPPED
+        return skipped >= _MOST_SKIPPED
 
     @property
     def has_states(self) -> bool:
@@ -136,8 +155,11 @@ class CheckpointWriter:
         self._event_id = event.id
         self._note_one()
 
-    def end_page(self, up_to: GlobalSequence, settled: int) -> None:
-        """Nothing else of the page is wanted, and open numbers up to *settled* are dead."""
+    def end_page(self, up_to: GlobalSequence, settled: int, passed: Sequence[GlobalSequence] = ()) -> None:
+        """Nothing else of the page is wanted, *passed* numbers neither; open ones up to *settled* are dead."""
+        if self._part is not None and self._advance.head == self._written.head < up_to:
+            self._skipped_at = self._clock.monotonic()
+        self._advance.pass_over(passed)
         if self._advance.end_page(up_to, settled):
             # A checkpoint that a gap held up is to move on as if the last number had been an event.
             self._note_one()
@@ -182,6 +204,12 @@ class CheckpointWriter:
         """Write what was processed, and that the next event is a dead letter."""
         await self._save(lambda: replace(self._progress(), burials=(burial,)), burial.event)
 
+    async def write_fed(self, events: Sequence[Event], entries: Sequence[OutboxEntry]) -> None:
+        """Write that the workers of the subscriber's pool have these events, with what they are given."""
+        if self._given_up:
+            await self.write()
+        await self._save(lambda: replace(self._progress(), outbox=entries), *events)
+
     async def write_effects(self, event: Event, effects: Effects) -> None:
         """Write the event's effects and all before it in one transaction; a refusal of them is raised."""
         await self._save(lambda: self._progress(effects), event)
@@ -212,7 +240,8 @@ class CheckpointWriter:
 
     def _plain_progress(self) -> Progress:
         # Who asked for synchronous checkpoints wants each of them on disk.
-        is_repeatable = self._count_due > 1 and not self._states and not self._given_up
+        has_events = self._count > 0 and self._count_due == 1
+        is_repeatable = not has_events and not self._states and not self._given_up
         return replace(self._progress(), is_repeatable=is_repeatable)
 
     def _progress(self, effects: Effects | None = None) -> Progress:
@@ -227,29 +256,31 @@ class CheckpointWriter:
             head=reached.head if reached.open else None,
             open=reached.open,
             given_up=self._given_up,
+            dead_letters_of=self._dead_letters_of,
+            part=self._part,
             states=[*self._states.values(), *effects.states],
             drafts=effects.drafts,
         )
 
-    async def _save(self, make_progress: Callable[[], Progress], event: Event | None = None) -> None:
+    async def _save(self, make_progress: Callable[[], Progress], *events: Event) -> None:
         """Write one after the other; events that are processed meanwhile wait for the next time.
 
-        With *event*, which is processed as soon as it is written.
+        With *events*, which are processed as soon as it is written.
         """
         async with self._saving:
             progress, count, states = make_progress(), self._count, dict(self._states)
             reached = self._advance.position
-            if event is not None:
-                reached = self.reached([event])
-                progress = _moved(progress, reached, event.id)
-            if progress.drafts or progress.burials or progress.retries or progress.given_up:
+            if events:
+                reached = self.reached(events)
+                progress = _moved(progress, reached, events[-1].id)
+            if not _is_plain(progress):
                 progress = replace(progress, write_id=new_event_id())
             began_at = self._clock.monotonic()
             await self._patience.run(lambda: self._save_once(progress))
             self._count -= count
             if progress.given_up:
                 self._given_up = self._given_up[len(progress.given_up) :]
-            if event is not None:
+            for event in events:
                 self._advance.take(sequence_of(event))
                 self._event_id = event.id
             for key, state in states.items():
@@ -316,6 +347,13 @@ class CheckpointWriter:
                 # Not ours any more, or closed: the subscriber itself has to meet it, in its own write.
                 self.want_now()
                 self._wake()
+
+
+def _is_plain(progress: Progress) -> bool:
+    """Whether writing it a second time would change nothing."""
+    return not (
+        progress.drafts or progress.burials or progress.retries or progress.given_up or progress.outbox
+    )
 
 
 def _moved(progress: Progress, reached: LogPosition, event_id: str) -> Progress:

@@ -14,7 +14,7 @@ from postbus.policy.retry import is_exhausted, retry_delay
 
 logger = logging.getLogger("postbus")
 
-_INTERRUPTED = "interrupted: the process ended before this attempt did"
+INTERRUPTED = "interrupted: the process ended before this attempt did"
 # After an owner that did not let go, so many events at least are taken with care.
 _LEAST_CAREFUL = 100
 
@@ -76,11 +76,11 @@ class Failures:
         begun = begun_count if begun_sequence == sequence else 0
         errors = self.memory.errors.setdefault(sequence, [])
         # Attempts that failed in this process are among the begun ones; the rest ended a process.
-        errors[:0] = [_INTERRUPTED] * (begun - len(errors))
+        errors[:0] = [INTERRUPTED] * (begun - len(errors))
         if is_exhausted(self._subscriber.retry, len(errors)):
             await self.bury(event, sequence, errors)
             return False
-        if _INTERRUPTED in errors or is_exhausted(self._subscriber.retry, len(errors) + 1):
+        if INTERRUPTED in errors or is_exhausted(self._subscriber.retry, len(errors) + 1):
             await self._suspects.enter(self, self._patience)
         self._begun = (sequence, len(errors) + 1)
         await self._writer.write_attempt(*self._begun)
@@ -93,7 +93,7 @@ class Failures:
             return True
         if self._left_at == sequence:
             self._left_at = None
-            await self._writer.write_retry(RetryOutcome(letter.dead_letter_id, _INTERRUPTED), None)
+            await self._writer.write_retry(RetryOutcome(letter.dead_letter_id, INTERRUPTED), None)
             return False
         await self._writer.write_attempt(sequence, 1)
         return True
@@ -123,7 +123,7 @@ class Failures:
         policy = self._subscriber.retry
         is_dead = failed.is_final or is_exhausted(policy, len(errors))
         delay = 0.0 if is_dead else retry_delay(policy, len(errors), self._noise())
-        self._tell(event, failed, len(errors), delay)
+        tell_failure(self._subscriber, event, failed.error, len(errors), delay)
         if is_dead:
             await self.bury(event, sequence, errors)
             return True
@@ -136,40 +136,47 @@ class Failures:
         """Dead letter and checkpoint in one transaction: if it can't be written, the event is not passed."""
         await self._writer.write_burial(Burial(event, errors))
         self.note_success(sequence)
-        logger.error(
-            "event %s (%s) is a dead letter of %s after %d attempts",
-            event.id,
-            event.type,
-            self._subscriber.id,
-            len(errors),
-            extra={
-                "event_id": event.id,
-                "event_type": event.type,
-                "subscription_id": self._subscriber.id,
-                "attempt": len(errors),
-            },
-        )
+        tell_dead_letter(self._subscriber, event, len(errors))
 
-    def _tell(self, event: Event, failed: Failed, attempt: int, delay: float) -> None:
-        max_attempts = self._subscriber.retry.max_retries + 1
-        logger.warning(
-            "attempt %d of %d failed for event %s (%s) with %s: %s",
-            attempt,
-            max_attempts,
-            event.id,
-            event.type,
-            self._subscriber.id,
-            failed.error,
-            extra={
-                "event_id": event.id,
-                "event_type": event.type,
-                "subscription_id": self._subscriber.id,
-                "attempt": attempt,
-                "max_attempts": max_attempts,
-                "delay_ms": round(delay * 1000),
-                "error": failed.error,
-            },
-        )
+
+def tell_failure(subscriber: Subscriber, event: Event, error: str, attempt: int, delay: float) -> None:
+    """Log that an attempt has failed, and when the next one comes."""
+    max_attempts = subscriber.retry.max_retries + 1
+    logger.warning(
+        "attempt %d of %d failed for event %s (%s) with %s: %s",
+        attempt,
+        max_attempts,
+        event.id,
+        event.type,
+        subscriber.id,
+        error,
+        extra={
+            "event_id": event.id,
+            "event_type": event.type,
+            "subscription_id": subscriber.id,
+            "attempt": attempt,
+            "max_attempts": max_attempts,
+            "delay_ms": round(delay * 1000),
+            "error": error,
+        },
+    )
+
+
+def tell_dead_letter(subscriber: Subscriber, event: Event, attempt: int) -> None:
+    """Log that there will be no attempt after so many."""
+    logger.error(
+        "event %s (%s) is a dead letter of %s after %d attempts",
+        event.id,
+        event.type,
+        subscriber.id,
+        attempt,
+        extra={
+            "event_id": event.id,
+            "event_type": event.type,
+            "subscription_id": subscriber.id,
+            "attempt": attempt,
+        },
+    )
 
 
 def _careful_count(subscriber: Subscriber) -> int:

@@ -8,7 +8,7 @@ from postbus.delivery.catch_up import CatchUp
 from postbus.delivery.checkpoint_writer import CheckpointWriter
 from postbus.events import Gap, OpenWriter, SubscriberId
 from postbus.policy.gaps import GapTimer, SubscriberState
-from postbus.ports import Clock, Store, WantedTypes
+from postbus.ports import Clock, Store, WantedEvents
 
 logger = logging.getLogger("postbus")
 
@@ -26,7 +26,7 @@ class GapWatch:
     def __init__(
         self,
         subscriber_id: SubscriberId,
-        wanted: WantedTypes | None,
+        wanted: WantedEvents | None,
         writer: CheckpointWriter,
         catch_up: CatchUp,
         store: Store,
@@ -37,6 +37,8 @@ class GapWatch:
         self._catch_up, self._store, self._clock = catch_up, store, clock
         self._gap_timeout, self._gives_up = config.gap_timeout, config.gap_policy == "timeout"
         self._timer = GapTimer(config.gap_timeout)
+        # All parts wait for the same gaps: one of them says so.
+        self._tells = wanted is None or wanted.part is None or wanted.part.index == 0
         self._told_up_to = 0
         # Asked after every look at the log, and now and then besides.
         self._is_looking = False
@@ -61,7 +63,7 @@ class GapWatch:
         overdue = self._timer.overdue(state, now)
         if overdue and self._gives_up:
             self._give_up(overdue)
-        elif overdue:
+        elif overdue and self._tells:
             await self._tell(overdue)
 
     def _waiting_state(self) -> SubscriberState:

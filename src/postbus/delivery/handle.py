@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, cast
 
 from postbus.config import check_number
-from postbus.delivery.subscriber_loop import SubscriberLoop
+from postbus.delivery.service import Service
 from postbus.errors import SubscriptionStoppedError
 from postbus.events import GlobalSequence
 from postbus.policy.names import check_sequence
@@ -19,50 +19,50 @@ class SubscriptionHandle:
 
     def __init__(
         self,
-        loop: SubscriberLoop,
+        service: Service,
         log: EventLog,
         clock: Clock,
         start: Callable[[], Awaitable[None]],
     ) -> None:
-        self._loop, self._log, self._clock, self._start = loop, log, clock, start
+        self._service, self._log, self._clock, self._start = service, log, clock, start
 
     @property
     def id(self) -> str:
         """The subscriber's id."""
-        return self._loop.subscriber.id
+        return self._service.subscriber.id
 
     @property
     def state(self) -> SubscriptionState:
         """What it is doing; "failed" means that the store fails it, and that it tries again by itself."""
-        return cast(SubscriptionState, self._loop.state)
+        return cast(SubscriptionState, self._service.state)
 
     @property
     def reason(self) -> str | None:
         """Why it is "failed"."""
-        return self._loop.patience.reason
+        return self._service.reason
 
     @property
     def checkpoint(self) -> int | None:
         """The global sequence up to which everything is processed and written; None before it is known."""
-        return self._loop.checkpoint
+        return self._service.checkpoint
 
     @property
     def lag(self) -> int:
         """How many numbers of the log are still to be processed, as far as this process knows."""
-        return max(0, self._log.known_head - self._loop.position)
+        return max(0, self._log.known_head - self._service.position)
 
     async def pause(self) -> None:
         """Return when the event at hand is processed; nothing is delivered until resume().
 
         Called by the subscriber's own handler it returns at once: the pause begins when the handler ends.
         """
-        self._loop.pause()
-        while not self._loop.is_run_by(asyncio.current_task()) and not self._loop.is_at_rest:
-            await self._loop.wait_for_change()
+        self._service.pause()
+        while not self._service.is_run_by(asyncio.current_task()) and not self._service.is_at_rest:
+            await self._service.wait_for_change()
 
     async def resume(self) -> None:
         """Go on delivering."""
-        self._loop.resume()
+        self._service.resume()
 
     async def wait_for(self, global_sequence: int, timeout: float | None = None) -> None:
         """Return when everything up to this number is processed and written.
@@ -70,7 +70,7 @@ class SubscriptionHandle:
         With the number of your own event you read your own writes. TimeoutError,
         SubscriptionStoppedError; WaitsForItselfError if the subscriber's own handler asks.
         """
-        self._loop.check_waits_not_for_itself()
+        self._service.check_waits_not_for_itself()
         target = GlobalSequence(check_sequence(global_sequence))
         if timeout is not None:
             check_number("timeout", timeout, at_least=0.0)
@@ -85,7 +85,7 @@ class SubscriptionHandle:
             )
             if not waiting.done():
                 raise TimeoutError(
-                    f"subscriber {self.id!r} is at {self._loop.checkpoint} ({self.state}) "
+                    f"subscriber {self.id!r} is at {self._service.checkpoint} ({self.state}) "
                     f"and did not get to {target} within {timeout:g} s"
                 )
             waiting.result()
@@ -103,12 +103,12 @@ class SubscriptionHandle:
         await self.wait_for(await self._log.head(), timeout)
 
     async def _start_on_first_use(self) -> None:
-        if not self._loop.is_begun and self.state != "stopped":
+        if not self._service.is_begun and self.state != "stopped":
             await self._start()
 
     async def _reach(self, target: GlobalSequence) -> None:
-        while not self._loop.has_written(target):
-            if self._loop.state == "stopped":
+        while not self._service.has_written(target):
+            if self._service.state == "stopped":
                 raise SubscriptionStoppedError(self.id)
-            self._loop.want_written(target)
-            await self._loop.wait_for_change()
+            self._service.want_written(target)
+            await self._service.wait_for_change()

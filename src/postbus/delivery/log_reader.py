@@ -9,15 +9,16 @@ import functools
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from postbus.delivery.deliveries import sequence_of
 from postbus.delivery.own_copies import own_copy
 from postbus.delivery.patience import Patience
 from postbus.errors import UnsoundLogError
-from postbus.events import Event, Gap, GlobalSequence, LogPage, LogPosition
+from postbus.events import Event, Gap, GlobalSequence, LogPage, LogPosition, Part
 from postbus.policy.horizon import WriterHorizon
-from postbus.ports import Clock, EventLog, WantedTypes
+from postbus.policy.partitions import part_of_event
+from postbus.ports import Clock, EventLog, WantedEvents
 
 # Whoever is this near to the head reads what all read, and filters for itself.
 _NEAR_THE_HEAD = 1_000
@@ -29,7 +30,7 @@ _SECONDS_BETWEEN_SAMPLES = 0.05
 _LONGEST_WAIT = 0.5
 _WAIT_GROWTH = 1.5
 
-_Key = tuple[LogPosition, int, tuple[str, ...] | None]
+_Key = tuple[LogPosition, int, tuple[tuple[str, ...], Part | None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,25 @@ class Page:
     is_cut: bool = False
     is_beyond: bool = False
     may_have_retries: bool = True
+    # Numbers in the open gaps that turned out to be of events which are not wanted.
+    passed: tuple[GlobalSequence, ...] = ()
+    # Its events by part, for each number of parts that was asked for: all parts read the same page.
+    _split: dict[int, list[list[Event]]] = field(default_factory=dict, compare=False)
+
+    def events_for(self, wanted: WantedEvents | None) -> list[Event]:
+        """Those that are wanted."""
+        if wanted is None:
+            return self.events
+        events = self.events if wanted.part is None else self._events_in(wanted.part)
+        return [event for event in events if wanted(event.type)]
+
+    def _events_in(self, part: Part) -> list[Event]:
+        split = self._split.get(part.count)
+        if split is None:
+            split = self._split[part.count] = [[] for _ in range(part.count)]
+            for event in self.events:
+                split[part_of_event(event, part.count)].append(event)
+        return split[part.index]
 
 
 class LogReader:
@@ -89,28 +109,31 @@ class LogReader:
         self,
         after: LogPosition,
         limit: int,
-        wanted: WantedTypes | None,
+        wanted: WantedEvents | None,
         patience: Patience,
         *,
         is_waiting: bool = False,
         was_reached: bool = True,
+        is_thorough: bool = False,
     ) -> Page:
         """The next page after a position; *is_waiting*: for a gap right after it. StoppedError.
 
-        *was_reached*: it is no place ahead of the log that somebody chose to start from.
+        *was_reached*: it is no place ahead of the log that somebody chose to start from. *is_thorough*: see
+        to it that no gap stays open which an event that is not wanted has filled.
         """
         # Asked once: others may come and go while the page is read.
         is_shared = self._is_shared
         is_near = is_shared and self.known_head - after.head <= _NEAR_THE_HEAD
-        asked = None if is_near else wanted
+        asked = None if is_near or is_thorough else wanted
         page = await patience.run(lambda: self._read_checked(after, limit, asked, is_waiting, was_reached))
         if page.is_cut and asked is not wanted:
             # What this one does not want fills the page, and would fill it again.
             page = await patience.run(lambda: self._read(after, limit, wanted, is_waiting))
-        if not is_shared:
+        if not is_shared and not is_thorough:
             return page
-        events = [own_copy(event) for event in page.events if wanted is None or wanted(event.type)]
-        return replace(page, events=events)
+        events = page.events_for(wanted)
+        passed = _passed(page, events, after) if after.open else ()
+        return replace(page, events=[own_copy(event) for event in events], passed=passed, _split={})
 
     def look_again_later(self) -> None:
         """Wake everybody when it is time to look into the open gaps again."""
@@ -134,7 +157,7 @@ class LogReader:
         self,
         after: LogPosition,
         limit: int,
-        wanted: WantedTypes | None,
+        wanted: WantedEvents | None,
         is_waiting: bool,
         was_reached: bool,
     ) -> Page:
@@ -148,12 +171,12 @@ class LogReader:
         return page
 
     async def _read(
-        self, after: LogPosition, limit: int, wanted: WantedTypes | None, is_waiting: bool
+        self, after: LogPosition, limit: int, wanted: WantedEvents | None, is_waiting: bool
     ) -> Page:
         for_gaps = is_waiting or bool(after.open)
         if not self._is_shared:
             return await self._read_now(after, limit, wanted, for_gaps)
-        key = (after, limit, None if wanted is None else tuple(wanted.patterns))
+        key = (after, limit, None if wanted is None else (tuple(wanted.patterns), wanted.part))
         # What is kept has the gap that is waited for.
         page = None if is_waiting else self._find_kept(key)
         if page is not None:
@@ -167,7 +190,7 @@ class LogReader:
             self._keep(key, page)
         return page
 
-    async def _read_together(self, key: _Key, wanted: WantedTypes | None, for_gaps: bool) -> Page:
+    async def _read_together(self, key: _Key, wanted: WantedEvents | None, for_gaps: bool) -> Page:
         """What others who ask the same at this moment get as well."""
         task = self._find_reading(key)
         if task is None:
@@ -192,9 +215,9 @@ class LogReader:
 
     def _find_kept(self, key: _Key) -> Page | None:
         self.drop_old()
-        after, _, patterns = key
-        for (kept_after, _, kept_patterns), page in self._kept.items():
-            if patterns != kept_patterns:
+        after, _, asked = key
+        for (kept_after, _, kept_asked), page in self._kept.items():
+            if asked != kept_asked:
                 continue
             if after == kept_after:
                 return page
@@ -203,7 +226,7 @@ class LogReader:
                 kept_after.head < after.head < page.up_to
             ):
                 rest = bisect_right(page.events, after.head, key=sequence_of)
-                return replace(page, events=page.events[rest:])
+                return replace(page, events=page.events[rest:], _split={})
         return None
 
     def _keep(self, key: _Key, page: Page) -> None:
@@ -213,7 +236,7 @@ class LogReader:
             self._kept.popitem(last=False)
 
     async def _read_now(
-        self, after: LogPosition, limit: int, wanted: WantedTypes | None, for_gaps: bool
+        self, after: LogPosition, limit: int, wanted: WantedEvents | None, for_gaps: bool
     ) -> Page:
         if for_gaps and self._is_sample_due():
             # One at a time: samples count in the order in which they were taken.
@@ -223,7 +246,7 @@ class LogReader:
         return await self._read_with_horizon(after, limit, wanted, False)
 
     async def _read_with_horizon(
-        self, after: LogPosition, limit: int, wanted: WantedTypes | None, with_sample: bool
+        self, after: LogPosition, limit: int, wanted: WantedEvents | None, with_sample: bool
     ) -> Page:
         # What is settled was so before the page is read: only then is a number that it lacks dead.
         generation, settled, server = self._generation, self._horizon.settled, self._horizon.server
@@ -256,6 +279,16 @@ class LogReader:
         if settled > before:
             self._wait = _SECONDS_BETWEEN_SAMPLES
         return settled
+
+
+def _passed(page: Page, wanted: list[Event], after: LogPosition) -> tuple[GlobalSequence, ...]:
+    """Which events of the page were in the open gaps and are not wanted."""
+    taken = {event.id for event in wanted}
+    return tuple(
+        sequence_of(event)
+        for event in page.events
+        if event.id not in taken and sequence_of(event) <= after.head
+    )
 
 
 def _above(gaps: tuple[Gap, ...], settled: int) -> tuple[Gap, ...]:

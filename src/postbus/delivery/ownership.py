@@ -20,6 +20,7 @@ from postbus.delivery.failures import Failed, FailureMemory, Failures
 from postbus.delivery.gap_watch import GapWatch
 from postbus.delivery.handler_watch import HandlerWatch
 from postbus.delivery.log_reader import LogReader
+from postbus.delivery.outbox_feed import OutboxFeed
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.receivers import TransactionalReceiver
 from postbus.delivery.single_deliveries import SingleDeliveries
@@ -27,7 +28,7 @@ from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.suspects import Suspects
 from postbus.delivery.transactional_deliveries import TransactionalDeliveries
 from postbus.errors import StoreError
-from postbus.events import Checkpoint, RetryOutcome, UndecodablePayload
+from postbus.events import Checkpoint, GlobalSequence, RetryOutcome, UndecodablePayload
 from postbus.policy.patterns import type_filter
 from postbus.ports import Clock, Store
 
@@ -58,6 +59,8 @@ class Surroundings:
     on_written: Callable[[], None]
     on_stubborn: Callable[[], None]
     """The handler will not end: go on with another ownership."""
+    up_to: GlobalSequence | None = None
+    """Nothing beyond this number is delivered."""
 
 
 class Ownership:
@@ -65,6 +68,8 @@ class Ownership:
 
     def __init__(self, subscriber: Subscriber, checkpoint: Checkpoint, around: Surroundings) -> None:
         self._subscriber, self._around = subscriber, around
+        # A part that is run to its end has no workers.
+        self._is_feeder = subscriber.mode == "competing" and subscriber.part is None
         self.writer = CheckpointWriter(
             checkpoint,
             subscriber.checkpoint_mode,
@@ -73,13 +78,15 @@ class Ownership:
             around.clock,
             self._note_written,
             around.wake,
+            part=subscriber.part,
+            dead_letters_of=subscriber.whole_id,
         )
         self._failures = Failures(
             subscriber, checkpoint, self.writer, around.patience, around.memory, around.suspects, around.noise
         )
         self._watch = HandlerWatch(subscriber.timeout, around.clock, self._leave_handler)
         self._deliveries = self._make_deliveries()
-        wanted = type_filter(subscriber.patterns)
+        wanted = type_filter(subscriber.patterns, subscriber.part)
         self._catch_up = CatchUp(
             around.reader,
             wanted,
@@ -90,9 +97,16 @@ class Ownership:
             self._around.has_changed,
             around.on_page,
             is_strict=around.config.ordering == "global",
+            last=around.up_to,
         )
         self._gap_watch = GapWatch(
-            subscriber.id, wanted, self.writer, self._catch_up, around.store, around.config, around.clock
+            subscriber.known_as,
+            wanted,
+            self.writer,
+            self._catch_up,
+            around.store,
+            around.config,
+            around.clock,
         )
         self._looked_for_retries_at = -math.inf
         # What the ownership before could not write comes again.
@@ -153,7 +167,9 @@ class Ownership:
         store, patience = self._around.store, self._around.patience
         while not self._around.has_changed():
             letters = await patience.run(
-                lambda: store.dead_letters.wanted_retries(self._subscriber.id, _RETRIES_AT_ONCE)
+                lambda: store.dead_letters.wanted_retries(
+                    self._subscriber.known_as, _RETRIES_AT_ONCE, self._subscriber.part
+                )
             )
             for letter in letters:
                 if self._around.has_changed():
@@ -161,7 +177,7 @@ class Ownership:
                 if isinstance(letter.payload, UndecodablePayload):
                     error = describe_undecodable(letter.payload)
                     await self.writer.write_retry(RetryOutcome(letter.dead_letter_id, error), None)
-                elif await self._failures.may_retry(letter, sequence_of(letter)):
+                elif self._is_feeder or await self._failures.may_retry(letter, sequence_of(letter)):
                     await self._deliveries.retry(letter)
             if len(letters) < _RETRIES_AT_ONCE:
                 return
@@ -169,6 +185,8 @@ class Ownership:
     def _make_deliveries(self) -> Deliveries:
         subscriber, around = self._subscriber, self._around
         receiver = subscriber.receiver
+        if self._is_feeder:
+            return OutboxFeed(self.writer)
         if isinstance(receiver, TransactionalReceiver):
             return TransactionalDeliveries(
                 subscriber,

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from postbus.config import RetryPolicy
 from postbus.errors import (
     DuplicateEventIdError,
+    LayoutChangedError,
     StoreClosedError,
     StoreError,
     SubscriberFencedError,
@@ -63,7 +64,7 @@ class Patience:
         while True:
             try:
                 result = await operation()
-            except (SubscriberFencedError, StoreClosedError):
+            except (SubscriberFencedError, LayoutChangedError, StoreClosedError):
                 raise
             except StoreError as error:
                 if not is_infrastructure(error):

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from postbus.delivery.delivered import Delivered
 from postbus.delivery.handler_threads import HandlerThreads
@@ -43,6 +43,10 @@ class Receiver(Protocol):
         """What was received since the last checkpoint is written, or will come again."""
         ...
 
+    def alone(self, *, is_split: bool) -> "Receiver":
+        """One for a part, with a memory of its own; *is_split*: other parts have theirs at the same time."""
+        ...
+
 
 class HandlerReceiver:
     """A function of the event, async or plain."""
@@ -80,6 +84,10 @@ class HandlerReceiver:
     def forget_unwritten(self) -> None:
         """Nothing of it is remembered here."""
 
+    def alone(self, *, is_split: bool) -> Self:  # noqa: ARG002
+        """A function has no memory of ours."""
+        return self
+
 
 class TransactionalReceiver:
     """A function of the event and of the transaction in which the checkpoint is written."""
@@ -99,16 +107,28 @@ class TransactionalReceiver:
             )
         return result
 
+    def alone(self, *, is_split: bool) -> Self:  # noqa: ARG002
+        """A function has no memory of ours."""
+        return self
+
 
 class StatefulReceiver:
     """A projection or a saga: its state and what it publishes are written with the checkpoint."""
 
     def __init__(
-        self, observer: StatefulObserver, upcasters: Upcasters, drafts: Drafts, table: StateTable
+        self,
+        observer: StatefulObserver,
+        upcasters: Upcasters,
+        drafts: Drafts,
+        table: StateTable,
+        *,
+        is_split: bool = False,
     ) -> None:
-        self._observer, self._upcasters, self._drafts = observer, upcasters, drafts
+        self._observer, self._upcasters, self._drafts, self._table = observer, upcasters, drafts, table
         self._states = observer.states
         self._is_same_database = self._states.table is table
+        # Other parts write states at the same time: none of those that this one writes.
+        self._is_split = is_split
         # States of events that were received and whose checkpoint is not written yet.
         self._unwritten: dict[str, bytes | None] = {}
 
@@ -126,6 +146,13 @@ class StatefulReceiver:
         if (flaw := find_id_flaw(key)) is not None:
             raise InvalidStateError(
                 self._states.name, f"the key {key!r} {flaw}", "a string of 1 to 255 printable characters"
+            )
+        if self._is_split and key != event.stream_id:
+            raise InvalidStateError(
+                self._states.name,
+                f"the key {key!r} is not the id of the event's stream, {event.stream_id!r}",
+                "one state for each stream where there are partitions, which would overwrite each other's "
+                "states: let the key be event.stream_id, or subscribe with partitions=1",
             )
         reaction = await self._observer.react(await self._load(key), event)
         state_json = None if reaction.state is None else self._states.encode(reaction.state)
@@ -145,6 +172,10 @@ class StatefulReceiver:
     def forget_unwritten(self) -> None:
         """Read states from the database again."""
         self._unwritten.clear()
+
+    def alone(self, *, is_split: bool) -> "StatefulReceiver":
+        """Another one for the same observer."""
+        return StatefulReceiver(self._observer, self._upcasters, self._drafts, self._table, is_split=is_split)
 
     async def _load(self, key: str) -> Any:
         if key in self._unwritten:

@@ -11,13 +11,22 @@ from postbus.config import (
     ReliableDeliveryConfig,
     RetryPolicy,
     check_checkpoint_mode,
+    check_choice,
     check_timeout,
+    check_whole_number,
 )
 from postbus.delivery.delivered import Delivered
 from postbus.delivery.gate import Gate
 from postbus.delivery.handler_threads import HandlerThreads
 from postbus.delivery.receivers import HandlerReceiver, StatefulReceiver, TransactionalReceiver
-from postbus.delivery.subscriber import StartFrom, Subscriber, check_start_from
+from postbus.delivery.subscriber import (
+    DEFAULT_CONCURRENCY,
+    MOST_PARTITIONS,
+    Mode,
+    StartFrom,
+    Subscriber,
+    check_start_from,
+)
 from postbus.delivery.subscriptions import (
     RetryOverride,
     Subscription,
@@ -27,7 +36,7 @@ from postbus.delivery.subscriptions import (
 from postbus.drafting import Drafts
 from postbus.errors import DurableIdRequiredError, InvalidConfigError, InvalidHandlerError
 from postbus.events import SubscriberId
-from postbus.policy.names import check_subscriber_id
+from postbus.policy.names import check_room_for_parts, check_subscriber_id
 from postbus.policy.payload_types import payload_type_of
 from postbus.policy.retry import override_policy
 from postbus.policy.upcasting import Upcasters
@@ -85,19 +94,52 @@ class Registration:
         retry: RetryOverride,
         start_from: StartFrom,
         checkpoint_mode: AnyCheckpointMode | None,
+        mode: Mode,
+        partitions: int,
+        concurrency: int | None,
     ) -> Subscriber:
         """A subscription that outlives the process."""
-        mode = self._config.checkpoint_mode if checkpoint_mode is None else checkpoint_mode
-        check_checkpoint_mode("checkpoint_mode", mode)
+        if checkpoint_mode is None:
+            checkpoint_mode = self._config.checkpoint_mode
+        check_checkpoint_mode("checkpoint_mode", checkpoint_mode)
+        self._check_spread(receiver, mode, partitions, concurrency)
+        checked_id = SubscriberId(check_subscriber_id(id))
+        if partitions > 1:
+            check_room_for_parts(checked_id)
         return Subscriber(
-            id=SubscriberId(check_subscriber_id(id)),
+            id=checked_id,
             patterns=tuple(patterns),
             receiver=self._receiver(receiver),
             retry=override_policy(self._config.retry, retry),
             timeout=self._check_timeout(timeout),
             start_from=check_start_from(start_from),
-            checkpoint_mode=mode,
+            checkpoint_mode=checkpoint_mode,
+            mode=mode,
+            partitions=partitions,
+            concurrency=DEFAULT_CONCURRENCY if concurrency is None else concurrency,
         )
+
+    def _check_spread(self, receiver: object, mode: Mode, partitions: int, concurrency: int | None) -> None:
+        """Refuse what can't be spread over several instances, or not in this way."""
+        check_choice("mode", mode, "ordered", "competing")
+        check_whole_number("partitions", partitions, at_least=1)
+        if partitions > MOST_PARTITIONS:
+            raise InvalidConfigError("partitions", partitions, f"{MOST_PARTITIONS} at most")
+        is_competing = mode == "competing"
+        if concurrency is not None:
+            check_whole_number("concurrency", concurrency, at_least=1)
+            if not is_competing:
+                raise InvalidConfigError("concurrency", concurrency, 'mode="competing" with it')
+        if is_competing and partitions > 1:
+            raise InvalidConfigError("partitions", partitions, '1 with mode="competing", which has no order')
+        if is_competing and self._store.outbox is None:
+            raise InvalidConfigError("mode", mode, '"ordered": only on PostgreSQL workers can compete')
+        if partitions > 1 and self._store.members is None:
+            raise InvalidConfigError("partitions", partitions, "1: only PostgreSQL has partitions")
+        if is_stateful(receiver) and is_competing:
+            raise InvalidConfigError(
+                "mode", mode, '"ordered": two workers would overwrite each other\'s state'
+            )
 
     def _receiver(self, receiver: object) -> HandlerReceiver | StatefulReceiver | TransactionalReceiver:
         if is_stateful(receiver):

@@ -6,20 +6,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from postbus.delivery.attempts import describe_error
 from postbus.delivery.checkpoint_writer import CheckpointWriter
 from postbus.delivery.deliveries import (
-    LeftBehindError,
     PutOffError,
-    describe_timeout,
     describe_undecodable,
     sequence_of,
 )
 from postbus.delivery.failures import Failed, Failures
+from postbus.delivery.handler_calls import HandlerCalls
 from postbus.delivery.handler_watch import HandlerWatch
-from postbus.delivery.patience import Patience, StoppedError, is_infrastructure
+from postbus.delivery.patience import Patience
 from postbus.delivery.receivers import Effects, Receiver
 from postbus.errors import (
     DuplicateEventIdError,
-    EventBusShutdownError,
-    PayloadTypeError,
     StoreError,
     WrongExpectedVersionError,
 )
@@ -44,7 +41,7 @@ class SingleDeliveries:
     ) -> None:
         self._receiver, self._writer = receiver, writer
         self._failures, self._patience, self._watch = failures, patience, watch
-        self._has_changed = has_changed
+        self._calls, self._has_changed = HandlerCalls(watch, patience), has_changed
         self.current: Event | None = None
         """The event whose handler runs, or ran last."""
 
@@ -128,7 +125,7 @@ class SingleDeliveries:
             finally:
                 watch.end()
             if error is not None or watch.is_late:
-                outcome = self._judge_call(error)
+                outcome = self._calls.judge(error)
                 if outcome is not None:
                     return index, outcome
             writer.note(event, sequence_of(event))
@@ -217,39 +214,5 @@ class SingleDeliveries:
                 raise PutOffError
 
     async def _call(self, event: Event) -> Effects | Failed | StoreError | None:
-        watch = self._watch
         self.current = event
-        error: BaseException | None = None
-        effects: Effects | None = None
-        watch.begin()
-        try:
-            effects = await self._receiver.receive(event)
-        except (SystemExit, KeyboardInterrupt, GeneratorExit):
-            raise
-        except BaseException as raised:
-            error = raised
-        finally:
-            watch.end()
-        outcome = self._judge_call(error)
-        return effects if outcome is None else outcome
-
-    def _judge_call(self, error: BaseException | None) -> Failed | StoreError | None:
-        """What to think of a call that has ended; None: well. LeftBehindError."""
-        watch = self._watch
-        if watch.is_stubborn:
-            raise LeftBehindError
-        if watch.is_late and watch.take_timeout():
-            return Failed(describe_timeout(watch.timeout))
-        return None if error is None else self._judge(error)
-
-    def _judge(self, error: BaseException) -> Failed | StoreError:
-        if isinstance(error, asyncio.CancelledError):
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise error  # somebody wants the task gone; if not, the handler raised it of its own
-        if isinstance(error, EventBusShutdownError) and self._patience.is_stopping:
-            # The handler needs the bus, which takes no new work: the next start delivers the event.
-            raise StoppedError from error
-        if isinstance(error, StoreError) and is_infrastructure(error):
-            return error
-        return Failed(describe_error(error), is_final=isinstance(error, PayloadTypeError))
+        return await self._calls.call(self._receiver, event)

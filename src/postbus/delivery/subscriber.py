@@ -1,15 +1,21 @@
 """What a durable subscriber is: who it is, what it wants, and how it is to be served."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Literal
 
 from postbus.config import AnyCheckpointMode, RetryPolicy
 from postbus.delivery.receivers import Receiver, TransactionalReceiver
 from postbus.errors import InvalidConfigError
-from postbus.events import GlobalSequence, LogPosition, SubscriberId
+from postbus.events import GlobalSequence, LogPosition, Part, SubscriberId
+from postbus.policy.partitions import part_id
 from postbus.ports import EventLog
 
 StartFrom = str | int | datetime
+Mode = Literal["ordered", "competing"]
+
+DEFAULT_CONCURRENCY = 10
+MOST_PARTITIONS = 1024
 
 _EXPECTED_START = '"beginning", "now", a global sequence of 0 or more, or an aware datetime'
 
@@ -25,6 +31,32 @@ class Subscriber:
     timeout: float
     start_from: StartFrom
     checkpoint_mode: AnyCheckpointMode
+    mode: Mode = "ordered"
+    partitions: int = 1
+    concurrency: int = DEFAULT_CONCURRENCY
+    """How many events a worker has in hand at once, where there are competing ones."""
+    part: Part | None = None
+    """Which part of a subscriber this is, if it is one: its checkpoint and its lock go by its own id."""
+    whole_id: SubscriberId | None = None
+    """The id of the subscriber that this is a part of."""
+
+    @property
+    def known_as(self) -> SubscriberId:
+        """The id that the user gave: dead letters go by it."""
+        return self.id if self.whole_id is None else self.whole_id
+
+
+def split(subscriber: Subscriber, part: Part) -> Subscriber:
+    """One part of a subscriber; the only one is the subscriber itself."""
+    if part.count == 1:
+        return replace(subscriber, partitions=1)
+    return replace(
+        subscriber,
+        id=part_id(subscriber.id, part),
+        part=part,
+        whole_id=subscriber.id,
+        receiver=subscriber.receiver.alone(is_split=subscriber.partitions > 1),
+    )
 
 
 def check_start_from(start_from: object) -> StartFrom:

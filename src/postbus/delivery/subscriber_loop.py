@@ -8,12 +8,21 @@ from collections.abc import Callable
 from postbus.config import InstanceMode, ReliableDeliveryConfig
 from postbus.delivery.deliveries import LeftBehindError
 from postbus.delivery.failures import FailureMemory
+from postbus.delivery.layout_change import LayoutChange, group_of
 from postbus.delivery.log_reader import LogReader
+from postbus.delivery.outbox_drain import OutboxDrain
 from postbus.delivery.ownership import Ownership, Surroundings
+from postbus.delivery.part_loops import MakePartLoop, PartLoops, PartTerms
 from postbus.delivery.patience import Patience, StoppedError
+from postbus.delivery.service import Service
 from postbus.delivery.subscriber import Subscriber, find_start
 from postbus.delivery.suspects import Suspects
-from postbus.errors import StoreClosedError, SubscriberFencedError, WaitsForItselfError
+from postbus.errors import (
+    LayoutChangedError,
+    StoreClosedError,
+    SubscriberFencedError,
+    WaitsForItselfError,
+)
 from postbus.events import Checkpoint, GlobalSequence, LogPosition
 from postbus.ports import Clock, Store
 
@@ -43,9 +52,19 @@ class SubscriberLoop:
         transactions: asyncio.Lock,
         clock: Clock,
         noise: Callable[[], float],
+        *,
+        make_part_loop: MakePartLoop | None = None,
+        part: PartTerms | None = None,
+        drain: OutboxDrain | None = None,
     ) -> None:
         self.subscriber, self._store = subscriber, store
-        self._is_coordinated = config.instance_mode is InstanceMode.COORDINATED
+        self._part = part
+        # What has to be done before anything is read: None for the feeder of an outbox.
+        self._drain = drain
+        self._is_drained = drain is None
+        # The lock of a part is held by whoever made its loop.
+        self._is_coordinated = config.instance_mode is InstanceMode.COORDINATED and part is None
+        self._members = store.members if self._is_coordinated else None
         self.patience = Patience(subscriber.id, clock, noise, self._note_progress)
         self._around = Surroundings(
             store=store,
@@ -62,6 +81,7 @@ class SubscriberLoop:
             on_page=self._note_progress,
             on_written=self._note_progress,
             on_stubborn=self._go_on_without_handler,
+            up_to=None if part is None else part.up_to,
         )
         self._wake_up = asyncio.Event()
         self._may_be_free = asyncio.Event()
@@ -76,19 +96,40 @@ class SubscriberLoop:
         self._task: asyncio.Task[None] | None = None
         # Their handlers would not end.
         self._left_tasks: set[asyncio.Task[None]] = set()
-        self.predecessors: list[SubscriberLoop] = []
-        """Those of the same id that were unsubscribed and are still at their last event."""
+        # Those of the same id that were unsubscribed and are still at their last event.
+        self._predecessors: list[Service] = []
         self._has_progressed = asyncio.Event()
         self._head_at_start: GlobalSequence | None = None
         self._restart: asyncio.TimerHandle | None = None
         self._is_looking = False
+        # Those of the parts that it was split into, and which are run to an end.
+        self._old_parts = PartLoops()
+        self._layout: LayoutChange | None = None
+        if store.layouts is not None and make_part_loop is not None:
+            self._layout = LayoutChange(
+                store,
+                self.patience,
+                self._old_parts,
+                make_part_loop,
+                self._note_layout,
+                self._may_be_free,
+                is_coordinated=self._is_coordinated,
+            )
 
     @property
     def state(self) -> str:
         """starting, catching_up, live, standby, paused, stopped or failed."""
         if self._phase != "stopped" and self.patience.reason is not None:
             return "failed"
+        if len(self._old_parts):
+            # They come to an end, not to the end of the log.
+            return "catching_up" if self._old_parts.state == "live" else self._old_parts.state
         return self._phase
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing goes on at the moment, if so."""
+        return self.patience.reason
 
     @property
     def checkpoint(self) -> GlobalSequence | None:
@@ -127,7 +168,7 @@ class SubscriberLoop:
     def is_at_rest(self) -> bool:
         """Whether a pause is complete: no handler runs and none will, or nobody wants a pause any more."""
         if not self._is_paused or self._task is None or self._phase in ("paused", "standby", "stopped"):
-            return True
+            return self._old_parts.is_at_rest
         is_handling = self._ownership is not None and self._ownership.is_handling
         return self.patience.reason is not None and not is_handling
 
@@ -146,18 +187,26 @@ class SubscriberLoop:
             self._run(), name=f"postbus subscriber {self.subscriber.id}", context=contextvars.Context()
         )
 
+    def follow(self, predecessors: list[Service]) -> None:
+        """Those of the same id that were unsubscribed have to end first."""
+        self._predecessors = predecessors
+
     def wake(self) -> None:
         """Look again: the log may have grown, or somebody wants something."""
         self._wake_up.set()
+        self._old_parts.wake()
 
     def pause(self) -> None:
         """Deliver nothing after the event at hand."""
         self._is_paused = True
+        self._old_parts.pause()
         self.wake()
 
     def lose(self) -> None:
         """Another instance may have the subscriber by now: deliver nothing after the event at hand."""
-        if self._has_lock or self._ownership is not None:
+        if self._layout is not None:
+            self._layout.lose()
+        if self._has_lock or self._ownership is not None or self._part is not None:
             self._is_lost = True
             self.wake()
 
@@ -173,6 +222,7 @@ class SubscriberLoop:
     def resume(self) -> None:
         """Go on."""
         self._is_paused = False
+        self._old_parts.resume()
         if self._phase == "paused":
             self._set_phase("catching_up")
         self.wake()
@@ -181,6 +231,8 @@ class SubscriberLoop:
     def stop(self) -> None:
         """End after the event at hand, its checkpoint written."""
         self.patience.stop()
+        self._leave()
+        self._old_parts.stop()
         self.wake()
         if self._restart is not None:
             self._restart.cancel()
@@ -189,7 +241,11 @@ class SubscriberLoop:
 
     def is_run_by(self, task: "asyncio.Task[object] | None") -> bool:
         """Whether it is the subscriber's own handler that asks, and would wait for itself."""
-        return task is not None and (task is self._task or task in self._left_tasks)
+        if task is None:
+            return False
+        if self._drain is not None and self._drain.is_run_by(task):
+            return True
+        return task is self._task or task in self._left_tasks or self._old_parts.is_run_by(task)
 
     def check_waits_not_for_itself(self) -> None:
         """Refuse a wait that could never end."""
@@ -204,6 +260,7 @@ class SubscriberLoop:
     async def cut_off(self, by: "asyncio.Task[object] | None") -> None:
         """End it in the middle of an event, which is delivered again by the next start."""
         self.stop()
+        await self._old_parts.cut_off(by)
         tasks = [task for task in (self._task, *self._left_tasks) if task is not None and not task.done()]
         # A handler may be the one who shuts the bus down.
         tasks = [task for task in tasks if task is not by]
@@ -224,7 +281,8 @@ class SubscriberLoop:
 
     async def _run(self) -> None:
         try:
-            while True:
+            await self._serve()
+            while self._part is None:
                 await self._serve()
         except LeftBehindError:
             logger.warning("a handler of %s ended that was given up before", self.subscriber.id)
@@ -269,6 +327,12 @@ class SubscriberLoop:
         except SubscriberFencedError as error:
             logger.warning("%s; stepping back", error, extra={"subscriber_id": self.subscriber.id})
             await self._step_back()
+        except LayoutChangedError as error:
+            logger.debug("%s", error)
+            self._release_lock()
+            self._set_phase("standby")
+            if self._layout is not None:
+                await self._layout.run(self.subscriber, self._head_at_start)
         except (StoppedError, StoreClosedError, LeftBehindError):
             raise
         except Exception as error:
@@ -295,9 +359,12 @@ class SubscriberLoop:
             self._may_be_free.clear()
 
     async def _try_to_own(self) -> bool:
-        if any(left.state != "stopped" for left in self.predecessors):
+        if any(left.state != "stopped" for left in self._predecessors):
             return False
-        self.predecessors.clear()
+        self._predecessors.clear()
+        if self._members is not None:
+            # Also while it stands by: nobody is to split it for as long as somebody runs it whole.
+            await self._members.join(group_of(self.subscriber.id, 1))
         if self._is_coordinated and not self._has_lock:
             self._has_lock = await self._store.subscriber_locks.try_acquire(self.subscriber.id)
             return self._has_lock
@@ -309,6 +376,7 @@ class SubscriberLoop:
             await self._ownership.writer.write()
         checkpoint = await self.patience.run(self._claim)
         self.patience.recover()
+        self._is_drained = self._drain is None
         ownership = self._ownership = Ownership(self.subscriber, checkpoint, self._around)
         self._set_phase("catching_up")
         logger.info(
@@ -328,12 +396,20 @@ class SubscriberLoop:
             else:
                 self._is_looking = True
                 try:
-                    await self._look(ownership)
+                    if await self._drain_outbox(checkpoint):
+                        await self._look(ownership)
                 finally:
                     self._is_looking = False
                     self._note_progress()
             await self._wake_up.wait()
         raise StoppedError
+
+    async def _drain_outbox(self, claim: Checkpoint) -> bool:
+        """Whether nothing is left of the time when workers competed for the subscriber's events."""
+        if self._drain is not None and not self._is_drained:
+            run = self._drain.run(self.subscriber, claim, self.patience, self._has_changed)
+            self._is_drained = await run
+        return self._is_drained
 
     async def _look(self, ownership: Ownership) -> None:
         head = self._store.log.known_head
@@ -360,6 +436,9 @@ class SubscriberLoop:
 
     async def _claim(self) -> Checkpoint:
         checkpoints, subscriber = self._store.checkpoints, self.subscriber
+        if subscriber.part is not None:
+            assert self._store.layouts is not None, "only there subscribers are split"
+            return await self._store.layouts.claim(subscriber.id)
         start = LogPosition(GlobalSequence(0))
         if await checkpoints.load(subscriber.id) is None:
             now = self._store.log.known_head if self._head_at_start is None else self._head_at_start
@@ -406,11 +485,16 @@ class SubscriberLoop:
         finally:
             self._release_lock()
             if self._restart is None:
+                self._leave()
                 self._set_phase("stopped")
             else:
                 # Another ownership begins, as if this one had been another process's.
                 self._known, self._ownership = self.checkpoint, None
                 self._set_phase("standby")
+
+    def _leave(self) -> None:
+        if self._members is not None:
+            self._members.leave(group_of(self.subscriber.id, 1))
 
     def _release_lock(self) -> None:
         if self._has_lock:
@@ -432,6 +516,15 @@ class SubscriberLoop:
         if phase != self._phase:
             self._phase = phase
             self._note_progress()
+            if phase == "stopped" and self._part is not None:
+                self._part.on_end()
+
+    def _note_layout(self) -> None:
+        if self._layout is not None and self._layout.known is not None:
+            self._known = min(part.position for part in self._layout.known.parts)
+        self._note_progress()
 
     def _note_progress(self) -> None:
         self._has_progressed.set()
+        if self._part is not None:
+            self._part.on_change()

@@ -114,6 +114,7 @@ class TransactionalDeliveries:
                     time_budget=self._time_budget,
                     retried=retried,
                     server=self._writer.server,
+                    dead_letters_of=self._subscriber.whole_id,
                 )
             finally:
                 self.is_handling = False

@@ -1,5 +1,6 @@
 """What may be an event's type, an id, and a number of an event."""
 
+import re
 import unicodedata
 import uuid
 
@@ -12,6 +13,9 @@ from postbus.errors import (
 )
 
 _LONGEST_NAME = 255
+# What makes a part's id of a subscriber's: "mail#3/8", and "mail#1023/1024" at most.
+_PART_ENDING = re.compile(r"#\d+/\d+$")
+_LONGEST_ENDING = len("#1023/1024")
 # Larger than this no database takes a number.
 _LARGEST_NUMBER = 2**63 - 1
 
@@ -61,9 +65,19 @@ def check_subscriber_id(subscriber_id: object) -> str:
     'projection:order-list'
     """
     flaw = find_id_flaw(subscriber_id)
+    if flaw is None and _PART_ENDING.search(str.__str__(subscriber_id)):
+        flaw = "ends as the id of a partition does"
     if flaw is not None:
         raise InvalidSubscriberIdError(subscriber_id, flaw)
     return str.__str__(subscriber_id)
+
+
+def check_room_for_parts(subscriber_id: str) -> None:
+    """Refuse an id that leaves no room for the number of a part behind it. InvalidSubscriberIdError."""
+    if len(subscriber_id) > _LONGEST_NAME - _LONGEST_ENDING:
+        raise InvalidSubscriberIdError(
+            subscriber_id, f"is {len(subscriber_id)} characters long, and partitions need {_LONGEST_ENDING}"
+        )
 
 
 def check_id_field(name: str, value: object) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from postbus.errors import InvalidPatternError
+from postbus.events import Part
 from postbus.policy.names import find_name_flaw
 
 # Types with ids inside ("order.123.shipped") must not fill the memory.
@@ -52,13 +53,15 @@ def matches(pattern: str, event_type: str) -> bool:
 class TypeFilter:
     """Whether an event type matches one of some checked patterns; remembers what it was asked.
 
+    With *part* it stands for the events of those types that are in it.
+
     >>> is_wanted = TypeFilter(["order.*", "user.created"])
     >>> is_wanted("order.placed"), is_wanted("user.deleted")
     (True, False)
     """
 
-    def __init__(self, patterns: Sequence[str]) -> None:
-        self.patterns = tuple(patterns)
+    def __init__(self, patterns: Sequence[str], part: Part | None = None) -> None:
+        self.patterns, self.part = tuple(patterns), part
         self._known: dict[str, bool] = {}
 
     def __call__(self, event_type: str, /) -> bool:
@@ -71,6 +74,6 @@ class TypeFilter:
         return found
 
 
-def type_filter(patterns: Sequence[str]) -> TypeFilter | None:
-    """What a reader asks of the log; None if every type matches."""
-    return None if "*" in patterns else TypeFilter(patterns)
+def type_filter(patterns: Sequence[str], part: Part | None = None) -> TypeFilter | None:
+    """What a reader asks of the log; None if every event will do."""
+    return None if "*" in patterns and part is None else TypeFilter(patterns, part)

@@ -46,6 +46,9 @@ class _DoomedReceiver:
     def forget_unwritten(self) -> None:
         self._real.forget_unwritten()
 
+    def alone(self, *, is_split: bool) -> "_DoomedReceiver":
+        return _DoomedReceiver(self._real.alone(is_split=is_split), self._doom)
+
 
 def _doom_subscription(subscription: Subscription, doom: Doom) -> Subscription:
     doomed = _doom_async if subscription.is_async else _doom_plain

@@ -130,6 +130,7 @@ class _DoomedCheckpoints(_Doomed):
         time_budget: float,
         retried: str | None = None,
         server: str | None = None,
+        dead_letters_of: SubscriberId | None = None,
     ) -> BatchOutcome:
         doom = self._doom
 
@@ -162,6 +163,7 @@ class _DoomedCheckpoints(_Doomed):
             time_budget=time_budget,
             retried=retried,
             server=server,
+            dead_letters_of=dead_letters_of,
         )
         if outcome.done_count:
             await doom.pass_by("after_checkpoint")

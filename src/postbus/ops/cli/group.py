@@ -13,6 +13,7 @@ from postbus.ops.cli.demo import demo
 from postbus.ops.cli.dlq import dlq
 from postbus.ops.cli.migrate import migrate
 from postbus.ops.cli.publish import publish
+from postbus.ops.cli.worker import worker
 
 _STOPPED_BY_USER = 130
 
@@ -47,6 +48,7 @@ postbus.add_command(demo)
 postbus.add_command(migrate)
 postbus.add_command(publish)
 postbus.add_command(dlq)
+postbus.add_command(worker)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -92,6 +92,7 @@ class InMemoryCheckpoints:
         time_budget: float,
         retried: str | None = None,
         server: str | None = None,  # noqa: ARG002
+        dead_letters_of: SubscriberId | None = None,  # noqa: ARG002
     ) -> BatchOutcome:
         """Call handle(event, transaction) for one event after the other and move the checkpoint along."""
         self._state.check_open()

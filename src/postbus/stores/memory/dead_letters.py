@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from postbus.errors import NotADeadLetterError
-from postbus.events import DeadLetter, DeadLetterPage, Event, EventStatus, SubscriberId
-from postbus.ports import WantedTypes
+from postbus.events import DeadLetter, DeadLetterPage, Event, EventStatus, Part, SubscriberId
+from postbus.ports import WantedEvents
 from postbus.stores.memory.records import Grave, Record, to_dead_letter
 from postbus.stores.memory.state import State
 
@@ -71,7 +71,12 @@ class InMemoryDeadLetters:
             record.dlq_at = None
             self._state.move(record, EventStatus.DONE)
 
-    async def wanted_retries(self, subscriber_id: SubscriberId, limit: int) -> list[DeadLetter]:
+    async def wanted_retries(
+        self,
+        subscriber_id: SubscriberId,
+        limit: int,
+        part: Part | None = None,  # noqa: ARG002
+    ) -> list[DeadLetter]:
         """Dead letters of this subscriber that are marked for one more attempt, oldest first."""
         self._state.check_open()
         wanted = [
@@ -84,7 +89,7 @@ class InMemoryDeadLetters:
     async def bury_late(
         self,
         subscriber_id: SubscriberId,  # noqa: ARG002
-        wanted: WantedTypes | None,  # noqa: ARG002
+        wanted: WantedEvents | None,  # noqa: ARG002
         error: str,  # noqa: ARG002
     ) -> list[Event]:
         """None: numbers commit in order, so no number is ever given up."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from postbus.errors import NoForeignTransactionError
 from postbus.events import Draft, Event, GlobalSequence, LogPage, LogPosition, OpenWriter
-from postbus.ports import WantedTypes
+from postbus.ports import WantedEvents
 from postbus.stores.memory.intake import check_drafts, store_drafts
 from postbus.stores.memory.records import to_event
 from postbus.stores.memory.state import State
@@ -36,7 +36,7 @@ class InMemoryEventLog:
         self,
         after: LogPosition,
         limit: int,
-        wanted: WantedTypes | None,
+        wanted: WantedEvents | None,
         *,
         with_sample: bool = False,  # noqa: ARG002
     ) -> LogPage:

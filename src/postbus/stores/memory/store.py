@@ -35,6 +35,8 @@ class InMemoryStore(UserCalls):
 
     has_handlers = True
     has_async_transactions = False
+    # One process at a time runs a subscriber.
+    layouts = members = outbox = None
 
     def __init__(self, *, clock: Clock = _SYSTEM_CLOCK) -> None:
         super().__init__(clock)

@@ -22,7 +22,12 @@ class InMemorySubscriberLocks:
         """Let another become the holder. Idempotent."""
         self._held.discard(subscriber_id)
 
-    def watch(self, on_lost: Callable[[], None] | None, on_free: Callable[[], None] | None) -> None:
+    def watch(
+        self,
+        on_lost: Callable[[], None] | None,
+        on_free: Callable[[], None] | None,
+        failover_timeout: float,
+    ) -> None:
         """These locks are never lost, and whoever wants one asks again."""
 
     def release_all(self) -> None:

@@ -36,13 +36,13 @@ async def note_retry(
     if retry.error is None:
         await connection.execute(queries["note_retry_success"], *values)
     else:
-        await connection.execute(queries["note_retry_failure"], *values, _as_text(retry.error))
+        await connection.execute(queries["note_retry_failure"], *values, as_text(retry.error))
 
 
 def _burial_to_row(subscriber_id: SubscriberId, burial: Burial, now: datetime) -> tuple[object, ...]:
     """The values of bury_event."""
     event = burial.event
-    errors = [_as_text(error) for error in burial.errors]
+    errors = [as_text(error) for error in burial.errors]
     return (
         new_event_id(),
         subscriber_id,
@@ -53,7 +53,7 @@ def _burial_to_row(subscriber_id: SubscriberId, burial: Burial, now: datetime) -
         now,
         _encode(errors).decode(),
         event.type,
-        _as_text(event.payload.text) if isinstance(event.payload, UndecodablePayload) else None,
+        as_text(event.payload.text) if isinstance(event.payload, UndecodablePayload) else None,
         _payload_to_text(event.payload),
         event.created_at,
         None if event.metadata is None else _encode(event.metadata).decode(),
@@ -73,9 +73,10 @@ def _payload_to_text(payload: object) -> str:
     try:
         return _encode(payload).decode()
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
-        return _encode(_as_text(repr(payload))).decode()
+        return _encode(as_text(repr(payload))).decode()
 
 
-def _as_text(words: str) -> str:
+def as_text(words: str) -> str:
+    """As this database takes it."""
     # An exception's words may hold half a character or a NUL, which this database does not take.
     return words.encode(errors="backslashreplace").decode().replace("\0", "\\x00")

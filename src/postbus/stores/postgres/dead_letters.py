@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 
 from postbus.errors import EventNotFoundError, NotADeadLetterError
-from postbus.events import Burial, DeadLetter, DeadLetterPage, Event, SubscriberId
-from postbus.ports import Clock, WantedTypes
+from postbus.events import Burial, DeadLetter, DeadLetterPage, Event, Part, SubscriberId
+from postbus.ports import Clock, WantedEvents
 from postbus.stores.postgres.burials import bury
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.log_pages import LARGEST_NUMBER
@@ -15,6 +15,7 @@ from postbus.stores.postgres.wake_ups import WakeUps
 
 # As many as read_late finds at a time.
 _MOST_LATE = 100
+_WHOLE = Part(0, 1)
 
 
 class PgDeadLetters:
@@ -22,8 +23,9 @@ class PgDeadLetters:
 
     def __init__(self, database: Database, wake_ups: WakeUps, clock: Clock) -> None:
         self._database, self._wake_ups, self._clock = database, wake_ups, clock
-        columns = database.queries("log.sql")["event_columns"]
-        blocks = {**database.queries("dead_letters.sql"), "event_columns": columns}
+        of_log = database.queries("log.sql")
+        shared = {name: of_log[name] for name in ("event_columns", "part_hash")}
+        blocks = {**database.queries("dead_letters.sql"), **shared}
         self._queries = fill_parts(blocks)
         self._read_page_of_all = fill_parts(blocks, and_of_subscriber="")["read_page"]
         self._burial_queries = database.queries("checkpoints.sql")
@@ -73,16 +75,22 @@ class PgDeadLetters:
         """Delete dead letters with created_at <= cutoff, resolved ones too; how many."""
         return _count(await self._database.execute(self._queries["purge_letters"], cutoff.astimezone(UTC)))
 
-    async def wanted_retries(self, subscriber_id: SubscriberId, limit: int) -> list[DeadLetter]:
-        """Dead letters of this subscriber that are marked for one more attempt, oldest first."""
-        rows = await self._database.fetch(self._queries["read_wanted_retries"], subscriber_id, limit)
+    async def wanted_retries(
+        self, subscriber_id: SubscriberId, limit: int, part: Part | None = None
+    ) -> list[DeadLetter]:
+        """Dead letters of this subscriber or of one part that are to have one more attempt, oldest first."""
+        part = part or _WHOLE
+        query = self._queries["read_wanted_retries"]
+        rows = await self._database.fetch(query, subscriber_id, limit, part.index, part.count)
         return [dead_letter_from_row(row) for row in rows]
 
     async def bury_late(
-        self, subscriber_id: SubscriberId, wanted: WantedTypes | None, error: str
+        self, subscriber_id: SubscriberId, wanted: WantedEvents | None, error: str
     ) -> list[Event]:
         """Make dead letters of the events that appeared at numbers which the subscriber had given up."""
-        place = (subscriber_id, *((None, None) if wanted is None else type_condition(wanted)))
+        types = (None, None) if wanted is None else type_condition(wanted)
+        part = _WHOLE if wanted is None or wanted.part is None else wanted.part
+        place = (subscriber_id, *types, part.index, part.count)
         late: list[Event] = []
         # Mostly there is none, and nothing has to be locked to see that.
         while found := await self._database.fetch(self._queries["read_late"], *place):

@@ -9,7 +9,7 @@ import msgspec
 
 from postbus.errors import EventNotFoundError, InvalidConfigError
 from postbus.events import Draft, Event, Gap, GlobalSequence, LogPage, LogPosition, OpenWriter
-from postbus.ports import Clock, WantedTypes
+from postbus.ports import Clock, WantedEvents
 from postbus.stores.postgres.answers import Stored
 from postbus.stores.postgres.appending import Appending
 from postbus.stores.postgres.database import Database
@@ -65,7 +65,7 @@ class PgEventLog:
         return events
 
     async def read(
-        self, after: LogPosition, limit: int, wanted: WantedTypes | None, *, with_sample: bool = False
+        self, after: LogPosition, limit: int, wanted: WantedEvents | None, *, with_sample: bool = False
     ) -> LogPage:
         """The events in the open gaps of a position and at most *limit* after its head, in order."""
         if not with_sample:

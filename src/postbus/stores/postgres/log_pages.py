@@ -2,18 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import asyncpg
 
 from postbus.events import Event, Gap, GlobalSequence, LogPage, LogPosition
-from postbus.ports import WantedTypes
+from postbus.ports import WantedEvents
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.query_parts import fill_parts
 from postbus.stores.postgres.rows import events_from_rows
 from postbus.stores.postgres.translation import DRIVER_ERRORS
-from postbus.stores.postgres.type_conditions import type_condition
+from postbus.stores.postgres.type_conditions import part_condition, type_condition
 
 LARGEST_NUMBER = 2**63 - 1
 # A page of more text than this is decoded in slices of about the other size, between which others run.
@@ -29,13 +30,15 @@ class LogPages:
         whole = fill_parts(blocks, and_wanted="", and_in_slice="")
         self._read_page, self._read_page_and_gaps = whole["read_page"], whole["read_page_and_gaps"]
         self._read_wanted_page = fill_parts(blocks)["read_wanted_page"]
+        in_part = fill_parts(blocks, and_wanted=blocks["and_wanted_in_part"])
+        self._read_page_of_part = in_part["read_wanted_page"]
         self._read_last_drawn = whole["read_last_drawn"]
         self._size = PageSize()
         self._head = 0
         self._sized: dict[tuple[str, int], str] = {}
 
     async def read(
-        self, connection: Connection, after: LogPosition, limit: int, wanted: WantedTypes | None
+        self, connection: Connection, after: LogPosition, limit: int, wanted: WantedEvents | None
     ) -> tuple[LogPage, GlobalSequence]:
         """The events in the open gaps and at most *limit* after the head, and how far the log goes."""
         try:
@@ -59,12 +62,15 @@ class LogPages:
         return page, GlobalSequence(self._head)
 
     async def _fetch(
-        self, connection: Connection, after: LogPosition, limit: int, wanted: WantedTypes | None
+        self, connection: Connection, after: LogPosition, limit: int, wanted: WantedEvents | None
     ) -> list[asyncpg.Record]:
         # A number beyond all numbers is as good as the last one.
         place = (min(after.head, LARGEST_NUMBER), *self._size.fit(limit))
+        if wanted is not None and wanted.part is not None:
+            query, of_part = self._fit(self._read_page_of_part), part_condition(wanted, wanted.part)
+            return await connection.fetch(query, *place, *_bounds(after.open), *of_part)
         if wanted is not None:
-            condition, query = type_condition(wanted), self._fit(self._read_wanted_page)
+            query, condition = self._fit(self._read_wanted_page), type_condition(wanted)
             return await connection.fetch(query, *place, *_bounds(after.open), *condition)
         if after.open:
             query = self._fit(self._read_page_and_gaps)
@@ -83,7 +89,7 @@ class LogPages:
         return sized
 
 
-async def decode_page(rows: Sequence[asyncpg.Record]) -> list[Event]:
+async def decode_page(rows: Sequence[asyncpg.Record | tuple[Any, ...]]) -> list[Event]:
     """Their events; the event loop is not held up for long by large ones."""
     if sum([len(row[3] or "") for row in rows]) <= _MUCH_TEXT:
         return events_from_rows(rows)

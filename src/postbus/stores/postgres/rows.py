@@ -28,7 +28,7 @@ _decode_list = msgspec.json.Decoder(list[Any]).decode
 _decode_strings = msgspec.json.Decoder(dict[str, str]).decode
 
 
-def events_from_rows(rows: Sequence[asyncpg.Record]) -> list[Event]:
+def events_from_rows(rows: Sequence[asyncpg.Record | tuple[Any, ...]]) -> list[Event]:
     """The events of rows read with event_columns."""
     # Catching up lives on this function: most events are plain, and nearly all can be decoded.
     try:

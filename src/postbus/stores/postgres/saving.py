@@ -6,17 +6,19 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from postbus.errors import SubscriberFencedError
-from postbus.events import Gap, Progress, StateWrite, SubscriberId
+from postbus.events import Gap, Part, Progress, StateWrite, SubscriberId
 from postbus.stores.postgres.appending import Appending
 from postbus.stores.postgres.burials import bury, note_retry
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.groups import Groups
+from postbus.stores.postgres.lock_keys import batch_key
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.wake_ups import WakeUps
 
 _CHANGED_NOTHING = "UPDATE 0"
 # Which of the values of a checkpoint the gaps are.
 _GAPS = 4
+_WHOLE = Part(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,9 @@ class Saving:
 
     async def save(self, progress: Progress, now: datetime) -> None:
         """Write all of it in one transaction. SubscriberFencedError, and the errors of its drafts."""
+        if progress.outbox:
+            await self._feed(progress, now)
+            return
         if not _is_plain(progress):
             await self._save_whole(progress, now)
             return
@@ -103,7 +108,7 @@ class Saving:
             if tag != _CHANGED_NOTHING:
                 return True
         values = _checkpoint_values(progress, now)
-        tag = await self._database.execute(self._queries["save_checkpoint"], *values, None)
+        tag = await self._database.execute(self._queries["save_checkpoint"], *values, None, None, None)
         return tag != _CHANGED_NOTHING
 
     async def _write_many(self, given: Sequence[Progress], now: datetime) -> set[tuple[SubscriberId, int]]:
@@ -129,10 +134,32 @@ class Saving:
         if head:
             self._wake_ups.announce(head)
 
+    async def _feed(self, progress: Progress, now: datetime) -> None:
+        """One statement: this is what events cost that workers compete for."""
+        assert _is_plain(progress), "a feeder has nothing else to write"
+        entries = zip(
+            *((each.sequence, each.event_id, each.dead_letter_id) for each in progress.outbox), strict=True
+        )
+        mark = batch_key(self._database.schema, progress.subscriber_id)
+        row = await self._database.fetch_row(
+            self._queries["save_and_feed"],
+            *_checkpoint_values(progress, now),
+            progress.write_id,
+            *mark,
+            *entries,
+        )
+        if row is None or not row[0]:
+            key = (progress.subscriber_id, progress.epoch, progress.write_id, progress.server)
+            row = await self._database.fetch_row(self._queries["is_written"], *key)
+            if row is None or not row[0]:
+                raise _fenced(progress)
+        self._wake_ups.work.announce(progress.subscriber_id)
+
     async def _begin(self, connection: Connection, progress: Progress, now: datetime) -> bool:
         """Move the checkpoint; False: this very progress is written already."""
         values = _checkpoint_values(progress, now)
-        tag = await connection.execute(self._queries["save_checkpoint"], *values, progress.write_id)
+        mark = batch_key(self._database.schema, progress.subscriber_id)
+        tag = await connection.execute(self._queries["save_checkpoint"], *values, progress.write_id, *mark)
         if tag != _CHANGED_NOTHING:
             return True
         key = (progress.subscriber_id, progress.epoch, progress.write_id, progress.server)
@@ -142,7 +169,7 @@ class Saving:
 
     async def _write_rest(self, connection: Connection, progress: Progress, now: datetime) -> int:
         """All but the checkpoint; the number of the last new event, or 0."""
-        subscriber_id = progress.subscriber_id
+        subscriber_id = progress.dead_letters_of or progress.subscriber_id
         if progress.burials:
             await bury(connection, self._queries, subscriber_id, progress.burials, now)
         for retry in progress.retries:
@@ -150,7 +177,9 @@ class Saving:
         await self._write_states(connection, progress.states, now)
         if progress.given_up:
             firsts, lasts = zip(*progress.given_up, strict=True)
-            await connection.execute(self._queries["record_given_up"], subscriber_id, firsts, lasts, now)
+            part = progress.part or _WHOLE
+            values = (subscriber_id, firsts, lasts, now, part.index, part.count)
+            await connection.execute(self._queries["record_given_up"], *values)
         if not progress.drafts:
             return 0
         # Last: from here to the commit, readers see a gap that may be filled.
@@ -201,7 +230,7 @@ def _is_simple(progress: Progress) -> bool:
 
 
 def _checkpoint_values(progress: Progress, now: datetime) -> tuple[object, ...]:
-    """The values of save_checkpoint, but for the last."""
+    """The values of save_checkpoint, but for the last ones."""
     return (
         progress.subscriber_id,
         progress.epoch,

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from postbus.errors import StoreError, StoreUnavailableError
+from postbus.stores.postgres.pace import Pace, patient_for
 from postbus.stores.postgres.pool import Connect, Connection, break_off, close_gently
 from postbus.stores.postgres.translation import DRIVER_ERRORS, translate, translated
 
@@ -16,11 +17,7 @@ logger = logging.getLogger("postbus")
 
 T = TypeVar("T")
 
-# So that a connection which swallows everything is noticed within 8 s of its last answer, and the
-# server ends the session of a vanished host 10 s after its last statement.
-_BEAT_SECONDS = 3.0
-_ANSWER_SECONDS = 5.0
-_SILENCE = "10s"
+_FAILOVER_TIMEOUT = 10.0
 _SHORTEST_WAIT = 0.05
 _LONGEST_WAIT = 2.0
 
@@ -35,8 +32,13 @@ class Session:
         self._connection: Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
-        self._was_lost = asyncio.Event()
+        self._pace = Pace.within(_FAILOVER_TIMEOUT)
+        # What the server knows of it; None: nothing, because this is not the server itself but a pooler.
+        self._told_pace: Pace | None = None
+        # Something has changed: the keeper looks at once.
+        self._look = asyncio.Event()
         self._on_notification: list[Callable[[int | None], None]] = []
+        self._on_words: list[Callable[[str], None]] = []
         self._on_lost: list[Callable[[], None]] = []
         self._is_listening = False
         # Whether the connection that is there now has its listener.
@@ -58,9 +60,18 @@ class Session:
         """Call this in the event loop with the number announced; None: something may have been missed."""
         self._on_notification.append(callback)
 
+    def on_words(self, callback: Callable[[str], None]) -> None:
+        """Call this in the event loop with a notification of any other kind."""
+        self._on_words.append(callback)
+
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call this in the event loop, once for every connection that is lost."""
         self._on_lost.append(callback)
+
+    def set_failover_timeout(self, seconds: float) -> None:
+        """Have the server end a session that is silent, so soon that others have its locks in this time."""
+        self._pace = Pace.within(seconds)
+        self._look.set()
 
     async def start(self) -> None:
         """Connect. StoreUnavailableError. Idempotent."""
@@ -114,7 +125,7 @@ class Session:
                     f"the session to the database is down and is being replaced: {self._why_down}"
                 )
             try:
-                async with asyncio.timeout(_ANSWER_SECONDS):
+                async with patient_for(self._pace.answer):
                     return await operation(connection)
             except DRIVER_ERRORS as error:
                 translation = translate(error)
@@ -137,9 +148,20 @@ class Session:
 
     async def _add_listener(self, connection: Connection) -> None:
         if not self._has_listener:
+            await self._limit_silence(connection)
             await connection.add_listener(self._channel, self._hear)
             self._has_listener = self.is_current(connection)
+            # It has to prove itself.
+            self._look.set()
             self._tell(None)
+
+    async def _limit_silence(self, connection: Connection) -> None:
+        pace, pid = self._pace, connection.get_server_pid()
+        # Not behind a pooler: there the setting would stay on a connection of others.
+        is_told = await connection.fetchval(
+            self._queries["end_when_silent"], str(int(pace.silence * 1000)), pid
+        )
+        self._told_pace = pace if is_told else None
 
     def _finish(self, running: "asyncio.Task[Any]") -> None:
         self._running.discard(running)
@@ -153,7 +175,9 @@ class Session:
         try:
             with translated():
                 if has_listener:
-                    async with asyncio.timeout(_ANSWER_SECONDS):
+                    async with patient_for(self._pace.answer):
+                        # First: whoever gets a lock on this session can be relied on to lose it.
+                        await self._limit_silence(connection)
                         await connection.add_listener(self._channel, self._hear)
                 connection.add_termination_listener(lambda _: self._lose(connection, "it was closed"))
         except BaseException:
@@ -161,13 +185,13 @@ class Session:
             raise
         self._connection = connection
         self._has_listener, self._is_proven = has_listener, False
-        self._was_lost.clear()
 
     async def _keep(self) -> None:
         """Prove again and again that the connection is alive; replace it when it is not."""
         wait = _SHORTEST_WAIT
         while True:
             connection = self._connection
+            self._look.clear()
             try:
                 if connection is None:
                     await asyncio.sleep(wait * random.uniform(0.5, 1.0))
@@ -175,17 +199,17 @@ class Session:
                     await self._replace()
                 elif await self._is_alive(connection):
                     wait = _SHORTEST_WAIT
-                    await self._wait_for_loss()
+                    await self._rest()
             except Exception as error:
                 # Whatever the driver comes up with: a session that nobody keeps would be dead for ever.
                 logger.exception("the session to the database failed in an unknown way")
                 if connection is not None:
                     self._lose(connection, repr(error))
 
-    async def _wait_for_loss(self) -> None:
+    async def _rest(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_BEAT_SECONDS):
-                await self._was_lost.wait()
+            async with asyncio.timeout(self._pace.beat):
+                await self._look.wait()
 
     async def _replace(self) -> None:
         try:
@@ -207,14 +231,17 @@ class Session:
                 with contextlib.suppress(StoreError):
                     await self.run(lambda session: session.fetchval(self._queries["beat"]))
             return self.is_current(connection)
+        if self._told_pace not in (None, self._pace):
+            with contextlib.suppress(StoreError):
+                await self.run(self._limit_silence)
         probe, echo = f"probe {secrets.token_hex(8)}", asyncio.Event()
         self._echo = (probe, echo)
         try:
             await self.run(lambda session: session.fetchval(self._queries["probe"], self._channel, probe))
-            async with asyncio.timeout(_ANSWER_SECONDS):
+            async with patient_for(self._pace.answer):
                 await echo.wait()
-            if self.is_current(connection) and not self._is_proven:
-                await self._prove(connection)
+            if self.is_current(connection):
+                self._note_echo()
         except TimeoutError:
             self._miss_echo(connection)
         except StoreError as error:
@@ -224,16 +251,12 @@ class Session:
                 await self.run(lambda session: session.fetchval(self._queries["clear_queue"]))
         return self.is_current(connection)
 
-    async def _prove(self, connection: Connection) -> None:
-        """An echo came back; behind a pooler that is luck, and the next one may not."""
-        if await self.run(lambda session: session.fetchval(self._queries["backend"])) != (
-            connection.get_server_pid()
-        ):
+    def _note_echo(self) -> None:
+        if self._told_pace is None:
+            # Luck: the next one may not come back.
             self._warn_of_pooler()
-            return
-        # Not before: behind a pooler the setting would stay on a connection of others.
-        await self.run(lambda session: session.fetchval(self._queries["end_when_silent"], _SILENCE))
-        self._is_proven = True
+        else:
+            self._is_proven = True
 
     def _miss_echo(self, connection: Connection) -> None:
         if self._is_proven:
@@ -258,12 +281,15 @@ class Session:
             self._tell(None)
         elif words.isdecimal():
             self._tell(int(words))
+        else:
+            for on_words in self._on_words:
+                on_words(words)
 
     def _lose(self, connection: Connection, reason: str) -> None:
         if not self.is_current(connection):
             return
         self._connection = None
-        self._was_lost.set()
+        self._look.set()
         if self._echo is not None:
             self._echo[1].set()
         # Not closed gently: one that does not answer would not answer to that either.

@@ -12,6 +12,9 @@ from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.dead_letters import PgDeadLetters
 from postbus.stores.postgres.event_log import PgEventLog
 from postbus.stores.postgres.event_queue import NoBacklog, NoDispatchLock, NoSubscriptions, PgEventQueue
+from postbus.stores.postgres.layouts import PgLayouts
+from postbus.stores.postgres.members import PgMembers
+from postbus.stores.postgres.outbox import PgOutbox
 from postbus.stores.postgres.states import PgStateTable
 from postbus.stores.postgres.subscriber_locks import PgSubscriberLocks
 from postbus.stores.postgres.wake_ups import NotifyMode, WakeUps
@@ -54,6 +57,9 @@ class PgEventStore(UserCalls):
         self.dead_letters = PgDeadLetters(self._database, self._wake_ups, self._clock)
         self.checkpoints = PgCheckpoints(self._database, self._appending, self._wake_ups, self._clock)
         self.subscriber_locks = PgSubscriberLocks(self._database)
+        self.members = PgMembers(self._database)
+        self.outbox = PgOutbox(self._database, self.members, self._wake_ups, self._clock)
+        self.layouts = PgLayouts(self._database, self.checkpoints, self._clock)
         self.states = PgStateTable(self._database, self._clock)
 
     @property

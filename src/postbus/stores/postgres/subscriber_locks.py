@@ -1,15 +1,14 @@
 """A durable subscriber is active in one process: advisory locks that end with the session."""
 
 import asyncio
-import hashlib
 import logging
-import struct
 from collections.abc import Callable
 from typing import Any
 
 from postbus.errors import StoreError
 from postbus.events import SubscriberId
 from postbus.stores.postgres.database import Database
+from postbus.stores.postgres.lock_keys import lock_key
 from postbus.stores.postgres.pool import CLOSE_SECONDS, Connection, keep
 
 logger = logging.getLogger("postbus")
@@ -37,7 +36,9 @@ class PgSubscriberLocks:
         asking = self._asking[subscriber_id] = object()
 
         async def acquire(connection: Connection) -> bool:
-            is_locked = await connection.fetchval(self._queries["lock"], *self._key(subscriber_id))
+            is_locked = await connection.fetchval(
+                self._queries["lock"], *lock_key(self._database.schema, subscriber_id)
+            )
             if not is_locked or not self._database.session.is_current(connection):
                 return False
             if self._asking.get(subscriber_id) is asking:
@@ -64,9 +65,18 @@ class PgSubscriberLocks:
             self._held.discard(subscriber_id)
             keep(self._releases, self._release(subscriber_id))
 
-    def watch(self, on_lost: Callable[[], None] | None, on_free: Callable[[], None] | None) -> None:
-        """Call these in the event loop when all locks are lost with the session, or one may be free."""
+    def watch(
+        self,
+        on_lost: Callable[[], None] | None,
+        on_free: Callable[[], None] | None,
+        failover_timeout: float,
+    ) -> None:
+        """Call these in the event loop when all locks are lost with the session, or one may be free.
+
+        The server ends a silent session early enough for another bus to have them in *failover_timeout*.
+        """
         self._on_lost, self._on_free = on_lost, on_free
+        self._database.session.set_failover_timeout(failover_timeout)
 
     async def close(self) -> None:
         """Let go of everything. Idempotent; before the database closes."""
@@ -84,14 +94,9 @@ class PgSubscriberLocks:
             logger.debug("the lock of subscriber %s was not released in good order: %s", subscriber_id, error)
 
     async def _unlock(self, connection: Connection, subscriber_id: SubscriberId) -> None:
-        await connection.fetchrow(self._queries["unlock"], *self._key(subscriber_id), self._database.channel)
-
-    def _key(self, subscriber_id: SubscriberId) -> tuple[int, int]:
-        """The two halves of the specification's key: four bytes each of the MD5 of bus and subscriber."""
-        name = f"{self._database.schema}:{subscriber_id}"
-        digest = hashlib.md5(name.encode(errors="surrogatepass"), usedforsecurity=False).digest()
-        first, second = struct.unpack("!ii", digest[:8])
-        return first, second
+        await connection.fetchrow(
+            self._queries["unlock"], *lock_key(self._database.schema, subscriber_id), self._database.channel
+        )
 
     def _hear(self, sequence: int | None) -> None:
         # Whoever releases a lock sends a notification without a number.

@@ -23,6 +23,7 @@ from postbus.events import (
 from postbus.stores.postgres.burials import note_retry
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.lent import TimedConnection
+from postbus.stores.postgres.lock_keys import batch_key
 from postbus.stores.postgres.pool import Connection, is_gone
 from postbus.stores.postgres.saving import array_to_gaps, gaps_to_array
 from postbus.stores.postgres.translation import DRIVER_ERRORS
@@ -43,9 +44,9 @@ _OF_THE_STORE = (
 )
 _PROBE_SECONDS = 2.0
 # How much longer than its time a handler may leave the transaction idle until the server ends it.
-_GRACE_SECONDS = 5.0
+GRACE_SECONDS = 5.0
 # In milliseconds: what the server takes.
-_LONGEST_PATIENCE = 2**31 - 1
+LONGEST_PATIENCE = 2**31 - 1
 
 
 class _UndoneError(Exception):
@@ -69,6 +70,7 @@ class Batch:
     database: Database
     queries: Mapping[str, str]
     subscriber_id: SubscriberId
+    dead_letters_of: SubscriberId
     epoch: int
     server: str | None
     events: Sequence[Event]
@@ -127,13 +129,14 @@ class Batch:
 
     async def _take_checkpoint(self, connection: Connection) -> Callable[[Event], bool]:
         """Lock it for this transaction; which events were processed in one whose answer got lost."""
-        patience = min((self.timeout + self.time_budget + _GRACE_SECONDS) * 1000, _LONGEST_PATIENCE)
+        patience = min((self.timeout + self.time_budget + GRACE_SECONDS) * 1000, LONGEST_PATIENCE)
         row = await connection.fetchrow(
             self.queries["lock_checkpoint"],
             self.subscriber_id,
             self.epoch,
             str(int(patience)),
             self.server,
+            *batch_key(self.database.schema, self.subscriber_id),
         )
         if row is None:
             raise SubscriberFencedError(self.subscriber_id, self.epoch)
@@ -143,7 +146,7 @@ class Batch:
                 event.global_sequence is not None and processed.has_passed(event.global_sequence)
             )
         is_resolved: bool = await connection.fetchval(
-            self.queries["is_resolved_by_subscriber"], self.retried, self.subscriber_id
+            self.queries["is_resolved_by_subscriber"], self.retried, self.dead_letters_of
         )
         return lambda _: is_resolved
 
@@ -232,7 +235,7 @@ class Batch:
         await connection.execute(self.queries["end_guard"])
         if self.retried is not None:
             resolved = RetryOutcome(self.retried, None)
-            await note_retry(connection, self.queries, self.subscriber_id, resolved, self.now)
+            await note_retry(connection, self.queries, self.dead_letters_of, resolved, self.now)
             return
         await self._advance(connection, self.reached(len(done)), done[-1].id)
 

@@ -1,19 +1,27 @@
-"""Patterns of event types as PostgreSQL matches them."""
+"""Patterns of event types, and parts, as PostgreSQL matches them."""
 
 import re
 from functools import lru_cache
 
-from postbus.ports import WantedTypes
+from postbus.events import Part
+from postbus.ports import WantedEvents
 
 # What has a meaning in its regular expressions; a backslash before a letter or digit would get one.
 _SPECIAL = re.compile(r"([!-/:-@\[-^`{-~])")
 _SEGMENT = r"[^.]*"
 
 
-def type_condition(wanted: WantedTypes) -> tuple[list[str], str | None]:
+def type_condition(wanted: WantedEvents) -> tuple[list[str], str | None]:
     """Exact types, and a regular expression for the patterns that stand for many types."""
     types, expression = _make_condition(tuple(wanted.patterns))
     return list(types), expression
+
+
+def part_condition(wanted: WantedEvents, part: Part) -> tuple[list[str] | None, str | None, int, int]:
+    """The same and the part; no types at all mean every type."""
+    if "*" in wanted.patterns:
+        return None, None, part.index, part.count
+    return *type_condition(wanted), part.index, part.count
 
 
 @lru_cache(maxsize=256)

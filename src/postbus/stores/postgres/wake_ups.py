@@ -11,6 +11,7 @@ from postbus.errors import StoreError
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.migrations import create_notify_trigger
 from postbus.stores.postgres.pool import CLOSE_SECONDS, Connection
+from postbus.stores.postgres.work_wake_ups import WorkWakeUps
 
 logger = logging.getLogger("postbus")
 
@@ -32,6 +33,8 @@ class WakeUps:
         self._database = database
         self._mode = mode
         self._queries = database.queries("wake_ups.sql")
+        self.work = WorkWakeUps(database, is_silent=mode == "off")
+        """For the workers of the outbox."""
         self._watchers: list[Callable[[], None]] = []
         self._head = 0
         self._is_wake_scheduled = False
@@ -96,6 +99,7 @@ class WakeUps:
     async def close(self) -> None:
         """Send what is waiting, forget the watchers. Idempotent; before the database closes."""
         self._watchers.clear()
+        await self.work.close()
         if (looker := self._looker) is not None:
             looker.cancel()
             await asyncio.wait([looker])

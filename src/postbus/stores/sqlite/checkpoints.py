@@ -76,6 +76,7 @@ class SQLiteCheckpoints:
         time_budget: float,
         retried: str | None = None,
         server: str | None = None,  # noqa: ARG002
+        dead_letters_of: SubscriberId | None = None,  # noqa: ARG002
     ) -> BatchOutcome:
         """Call handle(event, connection) for one event after the other and move the checkpoint along."""
         batch = Batch(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from postbus.errors import EventNotFoundError, NotADeadLetterError
-from postbus.events import DeadLetter, DeadLetterPage, Event, SubscriberId
-from postbus.ports import Clock, WantedTypes
+from postbus.events import DeadLetter, DeadLetterPage, Event, Part, SubscriberId
+from postbus.ports import Clock, WantedEvents
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.access import FileAccess
 from postbus.stores.sqlite.rows import (
@@ -129,7 +129,12 @@ class SQLiteDeadLetters:
 
         return await self._file.write(purge)
 
-    async def wanted_retries(self, subscriber_id: SubscriberId, limit: int) -> list[DeadLetter]:
+    async def wanted_retries(
+        self,
+        subscriber_id: SubscriberId,
+        limit: int,
+        part: Part | None = None,  # noqa: ARG002
+    ) -> list[DeadLetter]:
         """Dead letters of this subscriber that are marked for one more attempt, oldest first."""
         values = (subscriber_id, limit)
         rows = await self._file.read_committed(
@@ -140,7 +145,7 @@ class SQLiteDeadLetters:
     async def bury_late(
         self,
         subscriber_id: SubscriberId,  # noqa: ARG002
-        wanted: WantedTypes | None,  # noqa: ARG002
+        wanted: WantedEvents | None,  # noqa: ARG002
         error: str,  # noqa: ARG002
     ) -> list[Event]:
         """None: numbers commit in order, so no number is ever given up."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from postbus.errors import EventNotFoundError, NoForeignTransactionError, StoreError
 from postbus.events import Draft, Event, GlobalSequence, LogPage, LogPosition, OpenWriter
-from postbus.ports import Clock, WantedTypes
+from postbus.ports import Clock, WantedEvents
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.access import FileAccess
 from postbus.stores.sqlite.event_queue import may_be_pending
@@ -67,7 +67,7 @@ class SQLiteEventLog:
         self,
         after: LogPosition,
         limit: int,
-        wanted: WantedTypes | None,
+        wanted: WantedEvents | None,
         *,
         with_sample: bool = False,  # noqa: ARG002
     ) -> LogPage:

@@ -51,6 +51,8 @@ class SQLiteStore(UserCalls):
 
     has_handlers = True
     has_async_transactions = False
+    # One process at a time runs a subscriber.
+    layouts = members = outbox = None
 
     def __init__(self, path: str | Path, *, synchronous: str = "FULL", clock: Clock | None = None) -> None:
         if synchronous.upper() not in _DURABILITY:

@@ -37,7 +37,12 @@ class FileSubscriberLocks:
                 file.unlock(self, subscriber_id)
             _drop_unused()
 
-    def watch(self, on_lost: Callable[[], None] | None, on_free: Callable[[], None] | None) -> None:
+    def watch(
+        self,
+        on_lost: Callable[[], None] | None,
+        on_free: Callable[[], None] | None,
+        failover_timeout: float,
+    ) -> None:
         """These locks are not lost before the process ends, and whoever wants one asks again."""
 
     def release_all(self) -> None:

@@ -13,15 +13,41 @@ SELECT subscriber_id, last_global_sequence, last_event_id, updated_at, epoch, wa
 FROM {schema}.event_bus_checkpoints ORDER BY subscriber_id COLLATE "C";
 
 -- name: claim_checkpoint
--- An owner who is still in is_held did not let go.
+-- An owner who is still in is_held did not let go. Who has the row locked is waited for as long as $3 says:
+-- the setting ends with the transaction, which is this statement. No row: it is split into parts.
 INSERT INTO {schema}.event_bus_checkpoints AS present
     (subscriber_id, last_global_sequence, head, open_gaps, updated_at, epoch, is_held)
-VALUES ($1, $2, $3, $4, $5, 1, true)
+SELECT $1::text, $4::bigint, $5::bigint, $6::bigint[], $2::timestamptz, 1, true
+FROM (SELECT set_config('lock_timeout', $3, true) AS lock_timeout) AS setting
+WHERE setting.lock_timeout IS NOT NULL
 ON CONFLICT (subscriber_id) DO UPDATE
 SET epoch = present.epoch + 1, was_interrupted = present.is_held, is_held = true,
     updated_at = excluded.updated_at
+WHERE present.partitions = 1
 RETURNING subscriber_id, last_global_sequence, last_event_id, updated_at, epoch, was_interrupted,
     attempt_sequence, attempt_count, head, open_gaps, {server} AS server;
+
+-- name: claim_part
+-- The same for a part, whose row is made and deleted with its layout. No row: there is no such part.
+UPDATE {schema}.event_bus_checkpoints AS present
+SET epoch = present.epoch + 1, was_interrupted = present.is_held, is_held = true, updated_at = $2
+FROM (SELECT set_config('lock_timeout', $3, true) AS lock_timeout) AS setting
+WHERE setting.lock_timeout IS NOT NULL AND subscriber_id = $1
+RETURNING subscriber_id, last_global_sequence, last_event_id, updated_at, epoch, was_interrupted,
+    attempt_sequence, attempt_count, head, open_gaps, {server} AS server;
+
+-- name: end_batches
+-- Ends the transactions that hold the key of the subscriber's batches; which processes they were. One that is
+-- prepared has none. Keys are shown as if they had no sign. Only what is materialized is ended: among the
+-- conditions of a query it would be for the planner to say whom to ask first.
+WITH holders AS MATERIALIZED (
+    SELECT DISTINCT pid FROM pg_catalog.pg_locks
+    WHERE locktype = 'advisory' AND granted AND objsubid = 2
+        AND classid = ($1::bigint & 4294967295)::oid AND objid = ($2::bigint & 4294967295)::oid
+        AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+        AND pid <> pg_backend_pid()
+)
+SELECT pid, pg_terminate_backend(pid) FROM holders;
 
 -- name: move_checkpoint
 -- What save_checkpoint does in by far the most cases, in half the time: nothing is beyond the new position.
@@ -47,7 +73,27 @@ SET last_global_sequence = greatest(present.last_global_sequence, $3),
         THEN $5::bigint[] ELSE present.open_gaps END,
     updated_at = $7, attempt_sequence = $8, attempt_count = $9, write_id = coalesce($11, present.write_id)
 WHERE subscriber_id = $1 AND epoch = $2 AND coalesce($10 = {server}, true)
-    AND ($11::text IS NULL OR write_id IS DISTINCT FROM $11);
+    AND ($11::text IS NULL OR write_id IS DISTINCT FROM $11)
+-- What comes after it in the same transaction is known by this key to whoever takes over. NULL: nothing does.
+RETURNING pg_try_advisory_xact_lock_shared($12::integer, $13::integer);
+
+-- name: feed_outbox
+-- An event that has a row already, such as that of a dead letter's retry, gets no second one.
+INSERT INTO {schema}.event_bus_outbox (subscriber_pool, global_sequence, event_id, dead_letter_id)
+SELECT $1::text, sequence, event_id, dead_letter_id
+FROM unnest($14::bigint[], $15::text[], $16::text[]) AS entry (sequence, event_id, dead_letter_id)
+WHERE EXISTS (SELECT FROM saved)
+ON CONFLICT (subscriber_pool, global_sequence) DO NOTHING;
+
+-- name: end_wish_for_retry
+UPDATE {schema}.event_bus_dlq SET retry_wanted_at = NULL
+WHERE id = ANY($16::text[]) AND EXISTS (SELECT FROM saved);
+
+-- name: save_and_feed
+-- Moves the checkpoint as save_checkpoint does, and gives the events to the workers; whether it was moved. The
+-- commit need not wait for the disk: what is lost with the server is read and given to them again.
+WITH saved AS ({save_checkpoint}), fed AS ({feed_outbox}), retried AS ({end_wish_for_retry})
+SELECT EXISTS (SELECT FROM saved), set_config('synchronous_commit', 'off', true);
 
 -- name: save_checkpoints
 -- As save_checkpoint for many at once; returns whose epoch and server were the present ones. Gaps come as
@@ -96,8 +142,10 @@ UPDATE {schema}.event_bus_checkpoints SET is_held = false
 WHERE subscriber_id = $1 AND epoch = $2 AND coalesce($3 = {server}, true);
 
 -- name: lock_checkpoint
--- Whoever claims the subscriber waits for the end of the transaction; so that ends by itself if we vanish.
-SELECT last_global_sequence, head, open_gaps, set_config('idle_in_transaction_session_timeout', $3, true)
+-- Whoever claims the subscriber waits for the end of the transaction, or ends it, which is known by the key
+-- ($5, $6). If nobody does, it ends by itself when we vanish.
+SELECT last_global_sequence, head, open_gaps, set_config('idle_in_transaction_session_timeout', $3, true),
+    pg_try_advisory_xact_lock_shared($5::integer, $6::integer)
 FROM {schema}.event_bus_checkpoints
 WHERE subscriber_id = $1 AND epoch = $2 AND coalesce($4 = {server}, true) FOR NO KEY UPDATE;
 
@@ -185,6 +233,7 @@ USING unnest($1::text[], $2::text[]) AS given (store_name, key)
 WHERE present.store_name = given.store_name AND present.key = given.key;
 
 -- name: record_given_up
-INSERT INTO {schema}.event_bus_gap_timeouts (subscriber_id, first_sequence, last_sequence, given_up_at)
-SELECT $1, first_sequence, last_sequence, $4
+INSERT INTO {schema}.event_bus_gap_timeouts
+    (subscriber_id, first_sequence, last_sequence, given_up_at, part_index, part_count)
+SELECT $1, first_sequence, last_sequence, $4, $5, $6
 FROM unnest($2::bigint[], $3::bigint[]) AS given (first_sequence, last_sequence);

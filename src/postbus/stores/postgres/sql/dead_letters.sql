@@ -30,9 +30,15 @@ ORDER BY letter.created_at DESC, letter.global_sequence DESC;
 SELECT {letter_columns} FROM {schema}.event_bus_dlq AS letter WHERE id = $1 OR event_id = $1
 ORDER BY id = $1 DESC, created_at DESC, global_sequence DESC LIMIT 1;
 
+-- name: letter_part_hash
+-- As part_hash of log.sql.
+('x' || left(md5(convert_to(coalesce(stream_id, event_id), 'UTF8')), 8))::bit(32)::bigint;
+
 -- name: read_wanted_retries
+-- Of the part $3 of $4, which are 0 and 1 where there is but one.
 SELECT {letter_columns} FROM {schema}.event_bus_dlq AS letter
 WHERE subscriber_id = $1 AND retry_wanted_at IS NOT NULL
+    AND ($4::bigint = 1 OR {letter_part_hash} % $4::bigint = $3::bigint)
 ORDER BY created_at, global_sequence LIMIT $2;
 
 -- name: want_retry
@@ -65,11 +71,12 @@ SELECT id FROM {schema}.event_bus_gap_timeouts WHERE id = ANY($1::bigint[]) ORDE
 
 -- name: read_late
 -- Events at numbers that the subscriber had given up, those reported before left out; $2, $3: exact types
--- and a regular expression, or both NULL for all types. Looks at the 10000 numbers or ranges that were given
--- up last.
+-- and a regular expression, or both NULL for all types; $4, $5: the part of how many that asks. A part that
+-- gave up a number did so for its own events. Looks at the 10000 numbers or ranges that were given up last.
 SELECT {event_columns}, given_up.id AS given_up_id
 FROM (
-    SELECT id, first_sequence, last_sequence, late_sequences FROM {schema}.event_bus_gap_timeouts
+    SELECT id, first_sequence, last_sequence, late_sequences, part_index, part_count
+    FROM {schema}.event_bus_gap_timeouts
     WHERE subscriber_id = $1 ORDER BY id DESC LIMIT 10000
 ) AS given_up
 CROSS JOIN LATERAL (
@@ -77,6 +84,8 @@ CROSS JOIN LATERAL (
     WHERE global_sequence BETWEEN given_up.first_sequence AND given_up.last_sequence
         AND global_sequence <> ALL (given_up.late_sequences)
         AND ($2::text[] IS NULL OR event_type = ANY($2) OR event_type ~ $3)
+        AND ($5::bigint = 1 OR {part_hash} % $5::bigint = $4::bigint)
+        AND (given_up.part_count = 1 OR {part_hash} % given_up.part_count = given_up.part_index)
     ORDER BY global_sequence LIMIT 100
 ) AS e
 ORDER BY e.global_sequence LIMIT 100;

@@ -359,3 +359,55 @@ BEGIN
     RETURN publish(event_type, payload::text, metadata::text, stream_id, expected_version, event_id, actor_id,
         correlation_id, causation_id, schema_version, notify);
 END $postbus$;
+
+-- name: claim_outbox
+-- Workers compete: each takes rows that are due and that no other worker has, oldest first, *most* at most and as
+-- many suspects as it says; of those that are no suspects only what comes after the given place. A suspect's attempt
+-- counts from now on, since nobody may be left to count it.
+--
+-- A function for its settings: plans are kept, and one that was made when the table was all but empty would read and
+-- sort all of it.
+CREATE OR REPLACE FUNCTION {schema}.claim_outbox(
+    pool text, member integer, holder text, most integer, most_suspects integer, after timestamptz,
+    after_sequence bigint
+) RETURNS TABLE (
+    row_id bigint, row_claim bigint, number bigint, attempts integer, row_errors text, was_suspect boolean,
+    letter text, due_at timestamptz
+)
+LANGUAGE plpgsql VOLATILE ROWS 100
+SET search_path = {schema}, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+AS $postbus$
+BEGIN
+    RETURN QUERY
+    WITH due AS MATERIALIZED (
+        SELECT ctid FROM event_bus_outbox
+        WHERE subscriber_pool = pool AND NOT is_suspect AND status = 'pending' AND available_at <= now()
+            AND (available_at, global_sequence) > (after, after_sequence)
+        ORDER BY available_at, global_sequence LIMIT most FOR UPDATE SKIP LOCKED
+    ), suspects AS MATERIALIZED (
+        SELECT ctid FROM event_bus_outbox
+        WHERE subscriber_pool = pool AND is_suspect AND status = 'pending' AND available_at <= now()
+        ORDER BY available_at, global_sequence LIMIT most_suspects FOR UPDATE SKIP LOCKED
+    )
+    UPDATE event_bus_outbox AS mine
+    SET status = 'processing', locked_by = holder, locked_at = now(), worker = member, claim = mine.claim + 1,
+        attempt_count = mine.attempt_count + mine.is_suspect::integer
+    WHERE mine.ctid = ANY (ARRAY(SELECT ctid FROM due UNION ALL SELECT ctid FROM suspects))
+    RETURNING mine.id, mine.claim, mine.global_sequence, mine.attempt_count, mine.errors::text, mine.is_suspect,
+        mine.dead_letter_id, mine.available_at;
+END $postbus$;
+
+-- name: finish_outbox
+-- Deletes rows that were processed, unless another claim has them by now; how many. A function as claim_outbox is.
+CREATE OR REPLACE FUNCTION {schema}.finish_outbox(row_ids bigint[], row_claims bigint[]) RETURNS integer
+LANGUAGE plpgsql VOLATILE
+SET search_path = {schema}, pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $postbus$
+DECLARE
+    deleted integer;
+BEGIN
+    DELETE FROM event_bus_outbox AS mine USING unnest(row_ids, row_claims) AS done (id, claim)
+    WHERE mine.id = done.id AND mine.claim = done.claim;
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    RETURN deleted;
+END $postbus$;

@@ -33,6 +33,16 @@ coalesce((SELECT max(global_sequence) FROM {schema}.events), 0);
 -- $6: exact types, $7: a regular expression for all others, or NULL.
 AND (event_type = ANY((SELECT $6::text[])::text[]) OR event_type ~ (SELECT $7::text));
 
+-- name: part_hash
+-- As policy.partitions has it: a stream is always in the same part, and without one an event goes by its id.
+('x' || left(md5(convert_to(coalesce(stream_id, id), 'UTF8')), 8))::bit(32)::bigint;
+
+-- name: and_wanted_in_part
+-- As and_wanted, or every type if $6 is NULL; and only the part $8 of $9.
+AND ((SELECT $6::text[]) IS NULL OR event_type = ANY((SELECT $6::text[])::text[])
+    OR event_type ~ (SELECT $7::text))
+AND {part_hash} % (SELECT $9::bigint) = (SELECT $8::bigint);
+
 -- name: and_in_slice
 AND global_sequence <= (SELECT last FROM slice);
 
@@ -125,7 +135,7 @@ UNION ALL ({filled_rows})
 UNION ALL (SELECT * FROM ({rows_after}) AS e WHERE NOT {is_cut});
 
 -- name: read_wanted_page
--- The same with only events of wanted types, out of the next 2000. The first row has one more fact: the last number
+-- The same with only the events that are wanted, out of the next 2000. The first row has one more fact: the last number
 -- looked at. After it come rows without an id for the numbers that are missing, from first to last.
 WITH slice AS MATERIALIZED (
     SELECT count(*) AS row_count, max(global_sequence) AS last FROM (

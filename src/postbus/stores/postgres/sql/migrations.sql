@@ -395,3 +395,61 @@ CREATE TABLE IF NOT EXISTS postbus_states (
     updated_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (store_name, key)
 );
+
+-- name: 2_partitions
+-- How many parts a subscriber has; those of more than one have rows of their own.
+ALTER TABLE event_bus_checkpoints ADD COLUMN IF NOT EXISTS partitions integer NOT NULL DEFAULT 1;
+-- Which part of how many has given up a number.
+ALTER TABLE event_bus_gap_timeouts
+    ADD COLUMN IF NOT EXISTS part_index integer NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS part_count integer NOT NULL DEFAULT 1;
+
+-- name: 2_outbox
+-- One row for each event that a pool of competing workers has not processed yet. Times are the database's.
+-- claim goes up with every claim; worker is the member of the pool that has the row; errors is a JSON array.
+--
+-- A row is inserted, updated once and deleted. Half of every page is left free and no index has a column that
+-- a claim changes, so that the update stays in its page. The rows do not stay for long, so that a share of them
+-- says nothing about when to clean up; and to give pages back to the system would lock out all workers.
+CREATE TABLE IF NOT EXISTS event_bus_outbox (
+    id bigserial PRIMARY KEY,
+    subscriber_pool varchar(255) NOT NULL,
+    global_sequence bigint NOT NULL,
+    event_id text NOT NULL,
+    status varchar(20) NOT NULL DEFAULT 'pending',
+    locked_by varchar(255),
+    locked_at timestamptz,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    available_at timestamptz NOT NULL DEFAULT now(),
+    claim bigint NOT NULL DEFAULT 0,
+    worker integer,
+    attempt_count integer NOT NULL DEFAULT 0,
+    errors json NOT NULL DEFAULT '[]',
+    is_suspect boolean NOT NULL DEFAULT false,
+    dead_letter_id text,
+    UNIQUE (subscriber_pool, global_sequence)
+) WITH (fillfactor = 45, vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0);
+
+-- name: 2_old_outbox
+-- The table of specification 0002 keeps its rows.
+ALTER TABLE event_bus_outbox
+    ALTER event_id TYPE text USING event_id::text,
+    ADD COLUMN IF NOT EXISTS available_at timestamptz NOT NULL DEFAULT now(),
+    ADD COLUMN IF NOT EXISTS claim bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS worker integer,
+    ADD COLUMN IF NOT EXISTS attempt_count integer NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS errors json NOT NULL DEFAULT '[]',
+    ADD COLUMN IF NOT EXISTS is_suspect boolean NOT NULL DEFAULT false,
+    ADD COLUMN IF NOT EXISTS dead_letter_id text,
+    SET (fillfactor = 45, vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0,
+        autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0);
+
+-- name: 2_index_outbox
+-- Suspects apart, since they are claimed one by one; retries of dead letters apart, since there are few.
+CREATE INDEX IF NOT EXISTS idx_outbox_due ON event_bus_outbox (subscriber_pool, available_at, global_sequence)
+WHERE NOT is_suspect;
+CREATE INDEX IF NOT EXISTS idx_outbox_suspects
+ON event_bus_outbox (subscriber_pool, available_at, global_sequence) WHERE is_suspect;
+CREATE INDEX IF NOT EXISTS idx_outbox_retries ON event_bus_outbox (subscriber_pool, global_sequence)
+WHERE dead_letter_id IS NOT NULL;

@@ -8,8 +8,9 @@ SELECT pg_notify($1, $2)
 SELECT pg_notification_queue_usage()
 
 -- name: end_when_silent
--- The server ends a session whose host has vanished, and with it the locks: standbys can take over.
-SELECT set_config('idle_session_timeout', $1, false)
+-- The server ends a session whose host has vanished, and with it the locks: standbys can take over. Nothing
+-- happens if the process that answers is not the one ($2) that the client was told of when it connected.
+SELECT set_config('idle_session_timeout', $1, false) WHERE pg_backend_pid() = $2
 
 -- name: end_when_idle
 -- The server ends a transaction whose host has vanished, and with it the locks on its rows.
@@ -20,12 +21,9 @@ SET LOCAL idle_in_transaction_session_timeout = '15s'
 SELECT CASE WHEN pg_is_in_recovery() THEN false ELSE pg_try_advisory_lock($1::int, $2::int) END
 
 -- name: unlock
--- The notification has the standbys try at once.
-SELECT pg_advisory_unlock($1::int, $2::int), pg_notify($3, '')
+-- The notification has the standbys try at once, and does not wait for the disk.
+SELECT pg_advisory_unlock($1::int, $2::int), pg_notify($3, ''),
+    set_config('synchronous_commit', 'off', true)
 
 -- name: beat
 SELECT 1
-
--- name: backend
--- The process that answers; the client was told of it when it connected, if nobody is in between.
-SELECT pg_backend_pid()

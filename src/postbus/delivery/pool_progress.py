@@ -1,0 +1,96 @@
+"""How far the workers of a pool have come, all instances together, as far as this one knows."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from postbus.delivery.patience import Patience, StoppedError
+from postbus.errors import StoreError
+from postbus.events import GlobalSequence, LogPosition, SubscriberId
+from postbus.ports import CheckpointStore, Clock, Outbox
+
+# While somebody waits, the database is asked so often, at first and later on.
+_SHORTEST_WAIT = 0.01
+_LONGEST_WAIT = 0.1
+# Whoever still waits has said so again by then.
+_SECONDS_WANTED = 1.0
+
+
+class PoolProgress:
+    """Everything up to a number is processed when it was fed to the outbox and has no row there any more."""
+
+    def __init__(
+        self,
+        pool: SubscriberId,
+        checkpoints: CheckpointStore,
+        outbox: Outbox,
+        patience: Patience,
+        clock: Clock,
+        on_look: Callable[[], None],
+    ) -> None:
+        self._pool, self._checkpoints, self._outbox = pool, checkpoints, outbox
+        self._patience, self._clock, self._on_look = patience, clock, on_look
+        self._fed: LogPosition | None = None
+        self._oldest: GlobalSequence | None = None
+        self._has_retries = False
+        # There are no rows up to here, but for retries of dead letters.
+        self._cleared = GlobalSequence(0)
+        self._wanted_until = 0.0
+        self._looker: asyncio.Task[None] | None = None
+        self._nudge = asyncio.Event()
+
+    @property
+    def checkpoint(self) -> GlobalSequence | None:
+        """Everything up to here is processed; None before it is known."""
+        if self._fed is None:
+            return None
+        fed, oldest = self._fed.contiguous, self._oldest
+        return fed if oldest is None or oldest > fed else GlobalSequence(oldest - 1)
+
+    def has_processed(self, sequence: GlobalSequence) -> bool:
+        """Whether this number and all others that were fed up to it are processed."""
+        is_fed = self._fed is not None and self._fed.has_passed(sequence)
+        return is_fed and (self._oldest is None or self._oldest > sequence)
+
+    def is_idle_at(self, head: GlobalSequence) -> bool:
+        """Whether nothing is left to be done up to there, and for no dead letter."""
+        is_fed = self._fed is not None and self._fed.head >= head
+        return is_fed and not self._has_retries and (self._oldest is None or self._oldest > head)
+
+    def want(self) -> None:
+        """Somebody waits: look again and again for a while."""
+        self._wanted_until = self._clock.monotonic() + _SECONDS_WANTED
+        if self._looker is None or self._looker.done():
+            self._looker = asyncio.get_running_loop().create_task(self._watch(), name="postbus progress")
+
+    def nudge(self) -> None:
+        """Something was processed here: whoever waits need not wait longer."""
+        self._nudge.set()
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._looker is not None:
+            self._looker.cancel()
+
+    async def look(self) -> None:
+        """Ask the database. StoreError."""
+        found = await self._checkpoints.load(self._pool)
+        if found is not None:
+            self._fed = LogPosition(found.position if found.head is None else found.head, found.open)
+            # Somebody may have moved it back by hand.
+            self._cleared = min(self._cleared, self._fed.contiguous)
+        # After it: what is in the outbox by now was fed before.
+        self._oldest = await self._outbox.oldest(self._pool, self._cleared)
+        self._has_retries = await self._outbox.has_retries(self._pool)
+        self._cleared = self.checkpoint or self._cleared
+        self._on_look()
+
+    async def _watch(self) -> None:
+        wait = _SHORTEST_WAIT
+        with contextlib.suppress(StoppedError):
+            while self._clock.monotonic() < self._wanted_until:
+                self._nudge.clear()
+                with contextlib.suppress(StoreError):
+                    await self.look()
+                await self._patience.sleep(wait, self._nudge)
+                wait = min(wait * 1.5, _LONGEST_WAIT)
