@@ -486,6 +486,10 @@ class Outbox(Protocol):
         """Whether there is a row for the retry of a dead letter."""
         ...
 
+    async def has_room(self, pool: SubscriberId, most: int) -> bool:
+        """Whether fewer than so many rows wait for a worker, as far as this instance knows."""
+        ...
+
     async def is_empty(self, pool: SubscriberId) -> bool:
         """Whether no row is left."""
         ...

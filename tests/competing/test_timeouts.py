@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from postbus import Event, RetryPolicy
-from tests.competing.steps import MakeBus, Noting, compete, publish_numbers, until, within
+from tests.competing.steps import MakeBus, Noting, compete, publish_numbers, query, until, within
 
 ONCE = RetryPolicy(max_retries=0)
 
@@ -45,10 +45,12 @@ async def test_a_handler_that_will_not_end_is_left_behind(make_bus: MakeBus) -> 
         await noting(event)
 
     compete(bus, handle, timeout=0.1, retry=ONCE, concurrency=1)
-    await publish_numbers(bus, 1, 2, 3)
-    await until(lambda: noting.numbers == [2, 3])
-    await within(10, bus.idle())
-    ends.set()
+    try:
+        await publish_numbers(bus, 1, 2, 3)
+        await until(lambda: noting.numbers == [2, 3])
+        await within(10, bus.idle())
+    finally:
+        ends.set()
     await until(lambda: noting.numbers == [2, 3, 1])
     await publish_numbers(bus, 4)
     await within(10, bus.idle())
@@ -59,28 +61,33 @@ async def test_a_handler_that_will_not_end_is_left_behind(make_bus: MakeBus) -> 
     assert noting.numbers == [2, 3, 1, 4]
 
 
-async def test_a_transactional_handler_that_will_not_end_is_left_behind(make_bus: MakeBus) -> None:
+async def test_a_transactional_handler_that_will_not_end_is_left_behind(
+    make_bus: MakeBus, dsn: str
+) -> None:
     """And what it does afterwards is undone."""
     bus, ends, handled = make_bus(), asyncio.Event(), []
 
     async def handle(event: Event, connection: Any) -> None:
-        await connection.execute("CREATE TABLE IF NOT EXISTS effects (number int)")
+        await connection.execute("INSERT INTO effects VALUES ($1)", event.payload)
         while event.payload == 1 and not ends.is_set():
             with contextlib.suppress(asyncio.CancelledError):
                 await ends.wait()
         handled.append(event.payload)
 
+    await query(dsn, "CREATE TABLE effects (number int)")
     compete(bus, handle, timeout=0.1, retry=ONCE, concurrency=1)
-    await publish_numbers(bus, 1)
-    await until(lambda: bus.subscription("mail").state == "live")
-    await publish_numbers(bus, 2)
-    await until(lambda: handled == [2])
-    await within(10, bus.idle())
-    ends.set()
+    try:
+        await publish_numbers(bus, 1, 2)
+        await until(lambda: handled == [2])
+        await within(10, bus.idle())
+    finally:
+        ends.set()
     await until(lambda: handled == [2, 1])
+    await bus.shutdown()
 
-    (letter,) = (await bus.dlq.list()).events
-    assert letter.payload == 1
+    assert await query(dsn, "SELECT number FROM effects") == [(2,)]
+    letters = await query(dsn, "SELECT payload FROM postbus.event_bus_dlq")
+    assert letters == [("1",)]
 
 
 async def test_a_plain_function_that_hangs_holds_up_nobody(make_bus: MakeBus) -> None:

@@ -13,6 +13,7 @@ import pytest
 from postbus.errors import StoreError, SubscriberFencedError
 from postbus.events import BatchOutcome, Checkpoint, Event, LogPosition, StateWrite, SubscriberId
 from postbus.stores.postgres.checkpoints import PgCheckpoints
+from postbus.stores.postgres.store import PgEventStore
 from tests.contracts.steps import MAIL, STOCK, sequence_of
 from tests.postgres.databases import Databases
 from tests.postgres.steps import Session
@@ -91,7 +92,7 @@ class Batch:
 async def test_a_batch_that_does_not_end_is_ended_by_the_new_owner(
     checkpoints: PgCheckpoints, others: PgCheckpoints, session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Within a second, although its handler has a minute; none of its effects is there, and it is told."""
+    """Soon, although its handler has a minute; none of its effects is there, and it is told."""
     owner = await checkpoints.claim(MAIL, START)
     batch = Batch(checkpoints, owner, await store_event(session, "a"))
     running = await batch.begin()
@@ -101,7 +102,7 @@ async def test_a_batch_that_does_not_end_is_ended_by_the_new_owner(
     batch.released.set()
     outcome = (await asyncio.gather(running, return_exceptions=True))[0]
 
-    assert seconds < 1
+    assert seconds < _LONG / 10
     assert (claimed.epoch, claimed.position) == (owner.epoch + 1, 0)
     assert isinstance(outcome, StoreError)
     assert f"process {batch.pid} of the server" in caplog.text
@@ -146,6 +147,24 @@ async def test_nobody_else_is_ended(
 
     assert outcome == BatchOutcome(1)
     assert pids - left == {doomed.pid}
+
+
+async def test_a_subscriber_with_a_name_like_that_of_a_batch_is_not_taken_for_one(
+    checkpoints: PgCheckpoints, others: PgCheckpoints, session: Session, postgres_dsn: str
+) -> None:
+    """Its owner keeps its session, whoever takes "mail" over."""
+    owner = await checkpoints.claim(MAIL, START)
+    async with PgEventStore(postgres_dsn) as store:
+        assert await store.subscriber_locks.try_acquire(SubscriberId(f"{MAIL}:batch"))
+        batch = Batch(checkpoints, owner, await store_event(session, "a"))
+        running = await batch.begin()
+        pid = await store._database.session.run(lambda it: it.fetchval("SELECT pg_backend_pid()"))
+        await asyncio.wait_for(others.claim(MAIL, START), 5)
+        batch.released.set()
+        outcome = (await asyncio.gather(running, return_exceptions=True))[0]
+
+        assert isinstance(outcome, StoreError)
+        assert await session.fetchval(_ALIVE, pid) == 1
 
 
 async def test_a_stranger_who_has_locked_the_row_is_waited_for(

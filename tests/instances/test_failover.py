@@ -16,6 +16,7 @@ from tests.instances.steps import (
     ID,
     Instance,
     handled,
+    outsider,
     rows,
     typical,
     wait_until_handled,
@@ -28,6 +29,9 @@ HAND_OVER, AFTER_KILL = 0.2, 1.0
 FAILOVER_TIMEOUT = 3.0
 SILENCE = "2s"
 ROUNDS = 5
+CHANNEL = "postbus:postbus"
+# How many of these processes wait for their clients to take what they send.
+STUCK = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY($1::int[]) AND wait_event = 'ClientWrite'"
 
 
 def test_an_instance_that_shuts_down_hands_over_within_200_ms(
@@ -166,3 +170,41 @@ async def test_an_instance_that_stands_still_is_replaced_within_the_failover_tim
     print("replaced after", seconds)
     assert seconds < FAILOVER_TIMEOUT
     assert handled(history, "standby") == event_ids
+
+
+async def test_an_instance_that_stands_still_is_replaced_although_the_server_waits_for_it_to_listen(
+    own_postgres: Server, tmp_path: Path, history: History
+) -> None:
+    """A server that is stuck in sending notifications does not count the time; a stranger's session stays."""
+    dsn = own_postgres.socket_dsn()
+    with (
+        Instance(dsn, tmp_path, "frozen", failover_timeout=FAILOVER_TIMEOUT, mail="ok") as frozen,
+        Instance(dsn, tmp_path, "standby", failover_timeout=FAILOVER_TIMEOUT, mail="ok") as standby,
+    ):
+        frozen.start(*AT_WORK)
+        standby.start("standby")
+        pid, _ = frozen.ask("session")
+        async with outsider(dsn) as stranger, outsider(dsn) as publisher:
+            await stranger.add_listener(CHANNEL, lambda *_: None)
+            stuck = [pid, stranger.get_server_pid()]
+            stranger._transport.pause_reading()  # type: ignore[attr-defined]
+            frozen.stand_still()
+            stopped_at = time.monotonic()
+            try:
+                while await publisher.fetchval(STUCK, stuck) < len(stuck):
+                    await publisher.execute("SELECT pg_notify($1, '1')", CHANNEL)
+                standby.ask("publish")
+                wait_until_handled(history, "standby", "the standby has taken over")
+                seconds = time.monotonic() - stopped_at
+                left = await publisher.fetchval(STUCK, stuck)
+            finally:
+                # It could not be closed.
+                stranger.terminate()
+        told = standby.has_said(f"its session (process {pid} of the server) is ended")
+        frozen.go_on()
+        frozen.wait_for_state("standby")
+
+    print("replaced after", seconds)
+    assert seconds < FAILOVER_TIMEOUT
+    assert left == 1
+    assert told

@@ -103,6 +103,29 @@ class TestSignals:
             assert worker.process.stdout is not None
             assert worker.process.stdout.read() == b""
 
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_a_thread_of_the_application_that_never_ends_is_not_waited_for(
+        self, tmp_path: Path, count: int
+    ) -> None:
+        """The bus has shut down in good order, so the exit code is 0, and it does not take for ever."""
+        (tmp_path / "app.py").write_text(HAS_STUCK_THREAD)
+        arguments = ("--instances", count)
+        with Worker(*arguments, folder=tmp_path, target="", app="app", cwd=tmp_path) as worker:
+            worker.wait_until_ready()
+
+            assert worker.end() == 0
+            assert (
+                worker.log().count("threads of the application do not end and are not waited for: st")
+                == count
+            )
+            assert "killed" not in worker.log()
+
+    @pytest.mark.parametrize(("rest", "code"), [("1 / 0", 2), ("bus = EventBus('/')", 1)])
+    def test_nor_is_it_by_a_worker_that_can_not_run(self, tmp_path: Path, rest: str, code: int) -> None:
+        (tmp_path / "app.py").write_text(f"{HAS_STUCK_THREAD}{rest}\n")
+        with Worker(folder=tmp_path, target="", app="app", cwd=tmp_path) as worker:
+            assert worker.wait() == code
+
     def test_it_ends_when_the_application_shuts_its_bus_down(self, tmp_path: Path, file: Path) -> None:
         """A worker without a bus would be of no use to anybody."""
         with Worker(folder=tmp_path, target=file) as worker:
@@ -111,6 +134,15 @@ class TestSignals:
 
             assert worker.wait() == 0
             assert "was shut down by the application" in worker.log()
+
+
+HAS_STUCK_THREAD = """\
+import threading
+from postbus import EventBus
+
+bus = EventBus('a.db')
+threading.Thread(target=threading.Event().wait, name='stuck').start()
+"""
 
 
 class TestReadyFile:
@@ -145,6 +177,19 @@ class TestReadyFile:
             assert worker.end() == 0
 
         assert ready.read_text() == "1\n"
+
+    def test_it_comes_back_when_somebody_removes_it(self, tmp_path: Path, file: Path) -> None:
+        """As a second worker does that is started with the same file by mistake, and can't run."""
+        ready = tmp_path / "ready"
+        with Worker("--ready-file", ready, folder=tmp_path, target=file) as worker:
+            worker.wait_until_ready()
+            with Worker("--ready-file", ready, folder=tmp_path, target=tmp_path) as second:
+                assert second.wait() == 1
+            wait_until(ready.exists, "it is there again")
+
+            assert ready.read_text() == f"{worker.process.pid}\n"
+            assert worker.end() == 0
+        assert not ready.exists()
 
     @pytest.mark.parametrize("option", ["--ready-file", "--live-file"])
     def test_a_path_that_can_not_be_written_is_refused_before_the_bus_starts(

@@ -19,12 +19,10 @@ from postbus import Event, PgEventBus, ReliableDeliveryConfig
 from postbus.events import Part, SubscriberId
 from postbus.policy.partitions import part_id
 from postbus.stores.postgres.store import PgEventStore
-from tests.gaps.steps import soon
+from tests.gaps.steps import soon as soon
 
 ID = "mail"
 ROOT = Path(__file__).parents[2]
-
-__all__ = ["ID", "soon"]
 
 
 class Handled(NamedTuple):
@@ -87,7 +85,8 @@ def check_once(sequences: Iterable[int], expected: Iterable[int]) -> None:
     """Nothing was lost and nothing came twice."""
     counts = Counter(sequences)
     lost, twice = set(expected) - set(counts), {each for each, count in counts.items() if count > 1}
-    assert (lost, twice) == (set(), set())
+    assert not lost, f"lost: {sorted(lost)}"
+    assert not twice, f"twice: {sorted(twice)}"
 
 
 def make_bus(
@@ -149,14 +148,16 @@ async def parts_of(dsn: str) -> AsyncIterator[Parts]:
 async def publish(bus: PgEventBus, count: int, streams: int = 20, prefix: str = "s") -> list[int]:
     """So many events, in turn in so many streams; their numbers."""
     before = await bus.store.head()
-    for at in range(count):
-        await bus.publish("test.done", at, stream_id=f"{prefix}-{at % streams}")
-    return list(range(before + 1, before + count + 1))
+    ids = {await bus.publish("test.done", at, stream_id=f"{prefix}-{at % streams}") for at in range(count)}
+    events = await bus.store.read_all(after=before, limit=2 * count)
+    numbers = [event.global_sequence or 0 for event in events if event.id in ids]
+    assert len(numbers) == count
+    return numbers
 
 
 @asynccontextmanager
 async def publishing(bus: PgEventBus, streams: int = 37) -> AsyncIterator[list[int]]:
-    """Publish for the length of the block, in so many streams; the numbers of all events when it has ended."""
+    """Publish for the length of the block, in so many streams; afterwards the numbers of all events."""
     numbers: list[int] = []
 
     async def go_on() -> None:
@@ -211,6 +212,7 @@ class Process:
     ) -> None:
         self._file = folder / f"{name}.history"
         self.name = name
+        self._is_ending = False
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -238,8 +240,10 @@ class Process:
         self._process.wait()
 
     def end(self) -> None:
-        """SIGTERM: it shuts its bus down."""
-        self._process.send_signal(signal.SIGTERM)
+        """SIGTERM: it shuts its bus down. Idempotent."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
         """Until it has ended in good order."""

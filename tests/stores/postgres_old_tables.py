@@ -57,10 +57,24 @@ CREATE TABLE postbus.event_bus_dlq (
 CREATE INDEX idx_dlq_subscriber ON postbus.event_bus_dlq (subscriber_id);
 CREATE INDEX idx_dlq_created_at ON postbus.event_bus_dlq (created_at);
 """
+_OUTBOX = """
+CREATE TABLE postbus.event_bus_outbox (
+    id BIGSERIAL PRIMARY KEY,
+    subscriber_pool VARCHAR(255) NOT NULL,
+    global_sequence BIGINT NOT NULL,
+    event_id UUID NOT NULL,
+    status VARCHAR(20) NOT NULL DEFAULT 'pending',
+    locked_by VARCHAR(255),
+    locked_at TIMESTAMPTZ,
+    created_at TIMESTAMPTZ NOT NULL DEFAULT NOW(),
+    UNIQUE (subscriber_pool, global_sequence)
+);
+"""
 SHAPES = {
     "no numbers": _EVENTS,
     "no numbers, but a bus": _EVENTS + _BUS,
     "numbers may be missing": _EVENTS + _SPECIFIED + _BUS,
+    "a bus with an outbox": _EVENTS + _SPECIFIED + _BUS + _OUTBOX,
     "numbers in a sequence that can't be used": _EVENTS
     + """
 CREATE SEQUENCE postbus.events_global_sequence_seq AS integer START 7 INCREMENT 5 CACHE 20 CYCLE;

@@ -498,7 +498,7 @@ class TestRoles:
         owner = await asyncpg.connect(own_postgres.dsn())
         await owner.execute("CREATE ROLE app LOGIN")
         app = await asyncpg.connect(own_postgres.dsn(), user="app")
-        with pytest.raises(MigrationNeededError, match=r"version 1.*postbus migrate.*--sql"):
+        with pytest.raises(MigrationNeededError, match=rf"version {VERSION}.*postbus migrate.*--sql"):
             await migrate(app, "postbus")
         await migrate(owner, "postbus")
         with pytest.raises(StoreError, match="grant it USAGE"):

@@ -156,7 +156,7 @@ class CheckpointWriter:
         self._note_one()
 
     def end_page(self, up_to: GlobalSequence, settled: int, passed: Sequence[GlobalSequence] = ()) -> None:
-        """Nothing else of the page is wanted, *passed* numbers neither; open ones up to *settled* are dead."""
+        """Nothing else of the page is wanted, *passed* numbers neither; open ones up to *settled* dead."""
         if self._part is not None and self._advance.head == self._written.head < up_to:
             self._skipped_at = self._clock.monotonic()
         self._advance.pass_over(passed)

@@ -10,6 +10,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from msgspec.structs import replace
+
 from postbus.delivery.part_loops import MakePartLoop, PartLoops, PartTerms
 from postbus.delivery.patience import Patience
 from postbus.delivery.receivers import StatefulReceiver
@@ -44,7 +46,7 @@ class LayoutChange:
         *,
         is_coordinated: bool,
     ) -> None:
-        self._log, self._locks = store.log, store.subscriber_locks
+        self._log, self._locks, self._outbox = store.log, store.subscriber_locks, store.outbox
         self._patience, self._loops = patience, loops
         assert store.layouts is not None, "only there subscribers are split"
         self._layouts: Layouts = store.layouts
@@ -65,9 +67,21 @@ class LayoutChange:
 
     async def learn(self, subscriber_id: SubscriberId) -> Layout | None:
         """See how the subscriber is split, and how far its parts have come. StoppedError."""
-        self.known = await self._patience.run(lambda: self._layouts.load(subscriber_id))
+        layout = await self._patience.run(lambda: self._layouts.load(subscriber_id))
+        self.known = None if layout is None else await self._without_outbox(subscriber_id, layout)
         self._on_change()
-        return self.known
+        return layout
+
+    async def _without_outbox(self, subscriber_id: SubscriberId, layout: Layout) -> Layout:
+        """What competing workers still have to process is not processed, though their feeder is beyond it."""
+        outbox = self._outbox
+        if layout.partitions > 1 or outbox is None:
+            return layout
+        oldest = await self._patience.run(lambda: outbox.oldest(subscriber_id, GlobalSequence(0)))
+        (whole,) = layout.parts
+        if oldest is None or oldest > whole.position:
+            return layout
+        return Layout(1, [replace(whole, position=GlobalSequence(oldest - 1), head=None, open=())])
 
     async def run(self, subscriber: Subscriber, head: GlobalSequence | None) -> None:
         """Return when the subscriber is split as it is to be. StoppedError.

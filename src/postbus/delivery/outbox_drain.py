@@ -50,6 +50,8 @@ class OutboxDrain:
                 self._has_changed.clear()
                 if await patience.run(lambda: outbox.is_empty(pool)):
                     return True
+                # What waits for its next attempt becomes due without a word.
+                worker.wake()
                 worker.want_written()
                 await patience.sleep(_SECONDS_BETWEEN_LOOKS, self._has_changed)
             return False

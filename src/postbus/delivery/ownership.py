@@ -186,7 +186,10 @@ class Ownership:
         subscriber, around = self._subscriber, self._around
         receiver = subscriber.receiver
         if self._is_feeder:
-            return OutboxFeed(self.writer)
+            assert around.store.outbox is not None, "checked when it was registered"
+            return OutboxFeed(
+                subscriber.id, self.writer, around.store.outbox, around.patience, around.has_changed
+            )
         if isinstance(receiver, TransactionalReceiver):
             return TransactionalDeliveries(
                 subscriber,

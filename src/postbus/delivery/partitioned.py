@@ -306,20 +306,25 @@ class PartitionedService:
             self._members.leave(self._group)
 
     def _find_checkpoint(self, index: int) -> GlobalSequence:
-        loop, row = self._loops.get(index), self._row(index)
+        loop, row = self._loop(index), self._row(index)
         found = None if loop is None else loop.checkpoint
         return row.position if found is None else found
 
     def _find_position(self, index: int) -> GlobalSequence:
-        loop, row = self._loops.get(index), self._row(index)
+        loop, row = self._loop(index), self._row(index)
         return row.position if loop is None else max(loop.position, row.position)
 
     def _has_written(self, index: int, sequence: GlobalSequence) -> bool:
-        loop, row = self._loops.get(index), self._row(index)
+        loop, row = self._loop(index), self._row(index)
         if loop is not None and loop.has_written(sequence):
             return True
         head = row.position if row.head is None else row.head
         return LogPosition(head, row.open).has_passed(sequence)
+
+    def _loop(self, index: int) -> Service | None:
+        """What serves the part here; a whole one may have an outbox to work off behind its checkpoint."""
+        known = self._layout.known
+        return None if known is None or known.partitions == 1 else self._loops.get(index)
 
     def _row(self, index: int) -> Checkpoint:
         assert self._layout.known is not None, "asked only if it is known"

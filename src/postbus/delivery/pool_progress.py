@@ -75,13 +75,16 @@ class PoolProgress:
     async def look(self) -> None:
         """Ask the database. StoreError."""
         found = await self._checkpoints.load(self._pool)
+        fed = self._fed
         if found is not None:
-            self._fed = LogPosition(found.position if found.head is None else found.head, found.open)
+            fed = LogPosition(found.position if found.head is None else found.head, found.open)
             # Somebody may have moved it back by hand.
-            self._cleared = min(self._cleared, self._fed.contiguous)
+            self._cleared = min(self._cleared, fed.contiguous)
         # After it: what is in the outbox by now was fed before.
-        self._oldest = await self._outbox.oldest(self._pool, self._cleared)
-        self._has_retries = await self._outbox.has_retries(self._pool)
+        oldest = await self._outbox.oldest(self._pool, self._cleared)
+        has_retries = await self._outbox.has_retries(self._pool)
+        # Together: they mean nothing without each other.
+        self._fed, self._oldest, self._has_retries = fed, oldest, has_retries
         self._cleared = self.checkpoint or self._cleared
         self._on_look()
 

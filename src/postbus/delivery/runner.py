@@ -112,7 +112,11 @@ class Runner:
             if isinstance(error, StoppedError):
                 raise
         except LostError:
-            logger.warning("event %d of %s has another worker by now", claimed.sequence, self._subscriber.id)
+            logger.warning(
+                "event %d was taken from this worker of %s, and what its handler did is undone",
+                claimed.sequence,
+                self._subscriber.id,
+            )
             self._settling.forget(claimed)
 
     async def _serve_suspect(self, claimed: Claimed, event: Event) -> None:

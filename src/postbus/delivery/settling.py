@@ -78,6 +78,7 @@ class Settling:
         """Return when all that was processed is deleted, or can't be."""
         if self._alarm is not None:
             self._alarm.cancel()
+            self._alarm = None
         self.want()
         if self._writer is not None:
             await asyncio.wait([self._writer])

@@ -152,7 +152,8 @@ class SubscriberLoop:
     def has_written(self, sequence: GlobalSequence) -> bool:
         """Whether this number was processed and that is written, as far as this instance knows."""
         if self._ownership is not None:
-            return self._ownership.writer.is_written(sequence)
+            # Beyond what is left in the outbox the feeder's checkpoint tells nothing.
+            return self._is_drained and self._ownership.writer.is_written(sequence)
         return self._known is not None and sequence <= self._known
 
     @property

@@ -31,27 +31,27 @@ class ClaimPlace:
 
     def __init__(self, look_again: Callable[[], None]) -> None:
         self._look_again = look_again
-        self._last = _BEGINNING
+        self.last = _BEGINNING
+        """The last place that had a row for us."""
         self._whole_at = 0.0
         self._alarm: asyncio.TimerHandle | None = None
 
     def begin(self) -> Look:
         """After which place to look now."""
         now = asyncio.get_running_loop().time()
-        return Look(_BEGINNING if now >= self._whole_at else self._last, now)
+        return Look(_BEGINNING if now >= self._whole_at else self.last, now)
 
-    def end(self, look: Look, found: Sequence[Place], limit: int) -> None:
-        """These places had rows for us, in order."""
+    def end(self, look: Look, found: Sequence[Place], *, is_full: bool) -> None:
+        """These places had rows for us, in order; *is_full*: there may be more after them."""
         last = found[-1] if found else _BEGINNING
-        is_full = len(found) >= limit
         if look.after == _BEGINNING:
             now = asyncio.get_running_loop().time()
             # With nothing new among them there may be more from before.
-            is_behind = is_full and last <= self._last
+            is_behind = is_full and last <= self.last
             self._whole_at = now if is_behind else now + max(_SECONDS_BETWEEN, (now - look.began_at) / _SHARE)
         elif not is_full:
             self._ring_later()
-        self._last = max(self._last, last)
+        self.last = max(self.last, last)
 
     def start_over(self) -> None:
         """There are rows again in front."""

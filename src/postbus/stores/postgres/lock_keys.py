@@ -17,4 +17,11 @@ def lock_key(schema: str, name: str) -> tuple[int, int]:
 
 def batch_key(schema: str, subscriber_id: str) -> tuple[int, int]:
     """Held by every transaction that writes a checkpoint and more: a new owner knows whom to end by it."""
-    return lock_key(schema, f"{subscriber_id}:batch")
+    # What no id may contain: a subscriber "mail:batch" is not to be taken for a batch of "mail".
+    return lock_key(schema, f"{subscriber_id}\0batch")
+
+
+def session_key(channel: str) -> int:
+    """Held by every session of the bus that has this channel, in common: they know each other by it."""
+    first, second = lock_key(channel, "\0session")
+    return (first << 32) | (second & 0xFFFFFFFF)

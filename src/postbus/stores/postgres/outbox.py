@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from postbus.errors import StoreReadOnlyError, SubscriberFencedError
+from postbus.errors import StoreError, StoreReadOnlyError, SubscriberFencedError
 from postbus.events import (
     BatchOutcome,
     Burial,
@@ -26,6 +26,7 @@ from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.log_pages import decode_page
 from postbus.stores.postgres.members import PgMembers
 from postbus.stores.postgres.outbox_batches import OutboxBatch
+from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.query_parts import fill_parts
 from postbus.stores.postgres.rows import dead_letter_from_row
 from postbus.stores.postgres.wake_ups import WakeUps
@@ -51,6 +52,7 @@ class PgOutbox:
         self._checkpoint_queries = database.queries("checkpoints.sql")
         self._holder = f"{socket.gethostname()}/{os.getpid()}"[:_LONGEST_NAME]
         self._places: dict[SubscriberId, ClaimPlace] = {}
+        self._size = PageSize()
         self._has_warned = False
         database.session.on_lost(self._places.clear)
 
@@ -74,13 +76,22 @@ class PgOutbox:
     async def claim(self, pool: SubscriberId, limit: int, *, with_suspect: bool) -> list[Claimed]:
         """Take rows that are due and that nobody has, oldest first; at most one suspect."""
         await self.join(pool)
-        place = self._places.setdefault(pool, ClaimPlace(lambda: self._work.wake(pool)))
+        place = self._place(pool)
         look = place.begin()
-        query = self._fit(self._queries["claim_rows"])
-        rows = await self._database.fetch(
-            query, pool, self._members.number, self._holder, limit, int(with_suspect), *look.after
-        )
-        place.end(look, [(row["due_at"], row["number"]) for row in rows if not row["was_suspect"]], limit)
+        most, most_bytes = self._size.fit(limit)
+        values = (pool, self._members.number, self._holder, most, most_bytes, int(with_suspect), *look.after)
+        try:
+            rows = await self._database.fetch(self._fit(self._queries["claim_rows"]), *values)
+        except StoreError as error:
+            self._size.note_failure(error)
+            raise
+        found = [(row["due_at"], row["number"]) for row in rows if not row["was_suspect"]]
+        is_full = len(found) >= most or any(row["is_cut"] for row in rows[:1])
+        place.end(look, found, is_full=is_full)
+        if is_full:
+            self._size.note_full()
+            # There may be more than was asked for.
+            self._work.wake(pool)
         return await self._claimed(rows)
 
     async def finish(self, pool: SubscriberId, claimed: Sequence[Claimed], *, is_repeatable: bool) -> None:
@@ -173,6 +184,13 @@ class PgOutbox:
         row = await self._database.fetch_row(self._queries["has_retries"], pool)
         return row is not None and bool(row[0])
 
+    async def has_room(self, pool: SubscriberId, most: int) -> bool:
+        """Whether fewer than so many rows wait for a worker, as far as this instance knows."""
+        row = await self._database.fetch_row(
+            self._queries["count_due"], pool, *self._place(pool).last, most
+        )
+        return row is None or row[0] < most
+
     async def is_empty(self, pool: SubscriberId) -> bool:
         """Whether no row is left."""
         row = await self._database.fetch_row(self._queries["has_rows"], pool)
@@ -211,6 +229,12 @@ class PgOutbox:
             log = logger.debug if self._has_warned else logger.warning
             self._has_warned = True
             log("a transaction of a worker of %s that is gone can't be ended: %s", pool, error)
+
+    def _place(self, pool: SubscriberId) -> ClaimPlace:
+        place = self._places.get(pool)
+        if place is None:
+            place = self._places[pool] = ClaimPlace(lambda: self._work.wake(pool))
+        return place
 
     def _start_over(self, pool: SubscriberId) -> None:
         """There are rows again where everybody has looked already."""

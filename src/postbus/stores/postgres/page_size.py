@@ -1,6 +1,6 @@
 """How large a page of the log may be."""
 
-from postbus.errors import StoreBusyError, StoreUnavailableError
+from postbus.errors import StoreBusyError, StoreError, StoreUnavailableError
 from postbus.stores.postgres.translation import translate
 
 # As many as read_page has room for.
@@ -21,7 +21,8 @@ class PageSize:
 
     def note_failure(self, error: BaseException) -> None:
         """Half of it next time, if it may be that the page was too large."""
-        if isinstance(translate(error), (StoreBusyError, StoreUnavailableError)):
+        known = error if isinstance(error, StoreError) else translate(error)
+        if isinstance(known, (StoreBusyError, StoreUnavailableError)):
             self._most = max(1, self._most // 2)
 
     def note_full(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from postbus.errors import StoreError, StoreUnavailableError
+from postbus.stores.postgres.lock_keys import session_key
 from postbus.stores.postgres.pace import Pace, patient_for
 from postbus.stores.postgres.pool import Connect, Connection, break_off, close_gently
 from postbus.stores.postgres.translation import DRIVER_ERRORS, translate, translated
@@ -159,7 +160,7 @@ class Session:
         pace, pid = self._pace, connection.get_server_pid()
         # Not behind a pooler: there the setting would stay on a connection of others.
         is_told = await connection.fetchval(
-            self._queries["end_when_silent"], str(int(pace.silence * 1000)), pid
+            self._queries["end_when_silent"], str(int(pace.silence * 1000)), pid, session_key(self._channel)
         )
         self._told_pace = pace if is_told else None
 
@@ -237,7 +238,10 @@ class Session:
         probe, echo = f"probe {secrets.token_hex(8)}", asyncio.Event()
         self._echo = (probe, echo)
         try:
-            await self.run(lambda session: session.fetchval(self._queries["probe"], self._channel, probe))
+            values = (self._channel, probe, self._pace.silence - self._pace.beat)
+            row = await self.run(lambda session: session.fetchrow(self._queries["probe"], *values))
+            if row is not None and row[1]:
+                await self._end_blocked(row[1])
             async with patient_for(self._pace.answer):
                 await echo.wait()
             if self.is_current(connection):
@@ -250,6 +254,21 @@ class Session:
             with contextlib.suppress(StoreError):
                 await self.run(lambda session: session.fetchval(self._queries["clear_queue"]))
         return self.is_current(connection)
+
+    async def _end_blocked(self, pids: list[int]) -> None:
+        """End those of these sessions that are of our bus: nobody could have their locks otherwise."""
+        query, key = self._queries["end_blocked"], session_key(self._channel)
+        try:
+            ended = await self.run(lambda session: session.fetch(query, pids, key))
+        except StoreError as error:
+            logger.debug("a session that takes nothing could not be ended: %s", error)
+            return
+        for row in ended:
+            logger.warning(
+                "another instance has taken nothing of what the server sends it, and given no sign of life "
+                "for too long: its session (process %d of the server) is ended",
+                row[0],
+            )
 
     def _note_echo(self) -> None:
         if self._told_pace is None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from postbus.ops.cli.worker.ending import end_soon
 from postbus.ops.cli.worker.instance import Instance
 from postbus.ops.cli.worker.leash import Leash
 from postbus.ops.cli.worker.loading import find, parse_app
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
         async with ticking(report):
             await instance.run(found, stop, report)
+        end_soon(OK)
         return OK
 
     return exit_code_of(app, lambda: asyncio.run(run(find(app))))

@@ -42,5 +42,5 @@ class Leash:
         # A closed event loop has come to its end already.
         with contextlib.suppress(RuntimeError):
             self._ask()
-        time.sleep(self._shutdown_timeout() + GRACE_SECONDS)
+        time.sleep(min(self._shutdown_timeout() + GRACE_SECONDS, threading.TIMEOUT_MAX))
         os._exit(1)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 
 from postbus.errors import PostbusError
+from postbus.ops.cli.worker.ending import end_soon
 from postbus.ops.cli.worker.instance import Instance
 from postbus.ops.cli.worker.loading import App, BadAppError, find, user_traceback
 from postbus.ops.cli.worker.showing import Outlets, shown
@@ -24,13 +25,20 @@ def run_alone(app: App, outlets: Outlets) -> int:
         instance = Instance(app)
         async with shown(instance, outlets, str(app)) as show:
             await instance.run(found, stop, show)
+        end_soon(OK)
         return OK
 
     return asyncio.run(run(find(app)))
 
 
 def exit_code_of(app: App, run: Callable[[], int]) -> int:
-    """The exit code of what is to be run; why it could not is in the log."""
+    """The exit code of what is to be run; why it could not is in the log. The process ends soon."""
+    code = _exit_code_of(app, run)
+    end_soon(code)
+    return code
+
+
+def _exit_code_of(app: App, run: Callable[[], int]) -> int:
     try:
         return run()
     except BadAppError as error:

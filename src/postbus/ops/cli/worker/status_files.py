@@ -34,8 +34,8 @@ class StatusFiles:
         try:
             if self._live is not None and self._status.is_live:
                 self._touch(self._live)
-            if self._ready is not None and self._status.is_started is not self._is_shown:
-                self._set_ready(self._ready, not self._is_shown)
+            if self._ready is not None:
+                self._show_ready(self._ready, self._status.is_started)
             self._has_failed = False
         except OSError as error:
             if not self._has_failed:
@@ -49,6 +49,11 @@ class StatusFiles:
                 self._set_ready(self._ready, False)
             if self._live is not None:
                 self._live.unlink(missing_ok=True)
+
+    def _show_ready(self, ready: Path, is_ready: bool) -> None:
+        # Somebody may have removed it, such as a second worker that was started by mistake and soon gave up.
+        if is_ready is not self._is_shown or (is_ready and not ready.exists()):
+            self._set_ready(ready, is_ready)
 
     def _touch(self, live: Path) -> None:
         try:

@@ -362,39 +362,52 @@ END $postbus$;
 
 -- name: claim_outbox
 -- Workers compete: each takes rows that are due and that no other worker has, oldest first, *most* at most and as
--- many suspects as it says; of those that are no suspects only what comes after the given place. A suspect's attempt
--- counts from now on, since nobody may be left to count it.
+-- many suspects as it says; of those that are no suspects only what comes after the given place, and no more after
+-- the one whose event makes it *most_bytes*. A suspect's attempt counts from now on, since nobody may be left to
+-- count it.
 --
 -- A function for its settings: plans are kept, and one that was made when the table was all but empty would read and
 -- sort all of it.
 CREATE OR REPLACE FUNCTION {schema}.claim_outbox(
-    pool text, member integer, holder text, most integer, most_suspects integer, after timestamptz,
-    after_sequence bigint
+    pool text, member integer, holder text, most integer, most_bytes bigint, most_suspects integer,
+    after timestamptz, after_sequence bigint
 ) RETURNS TABLE (
     row_id bigint, row_claim bigint, number bigint, attempts integer, row_errors text, was_suspect boolean,
-    letter text, due_at timestamptz
+    letter text, due_at timestamptz, is_cut boolean
 )
 LANGUAGE plpgsql VOLATILE ROWS 100
-SET search_path = {schema}, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET search_path = {schema}, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $postbus$
 BEGIN
     RETURN QUERY
     WITH due AS MATERIALIZED (
-        SELECT ctid FROM event_bus_outbox
+        SELECT ctid AS place, available_at, global_sequence FROM event_bus_outbox
         WHERE subscriber_pool = pool AND NOT is_suspect AND status = 'pending' AND available_at <= now()
             AND (available_at, global_sequence) > (after, after_sequence)
         ORDER BY available_at, global_sequence LIMIT most FOR UPDATE SKIP LOCKED
     ), suspects AS MATERIALIZED (
-        SELECT ctid FROM event_bus_outbox
+        SELECT ctid AS place FROM event_bus_outbox
         WHERE subscriber_pool = pool AND is_suspect AND status = 'pending' AND available_at <= now()
         ORDER BY available_at, global_sequence LIMIT most_suspects FOR UPDATE SKIP LOCKED
+    ), sized AS MATERIALIZED (
+        -- As pages of the log: only what is compressed has to be read for its size.
+        SELECT due.place, sum(128 + CASE WHEN pg_column_compression(events.data) IS NULL
+                THEN coalesce(pg_column_size(events.data), 0) ELSE octet_length(events.data::text) END)
+            OVER (ORDER BY due.available_at, due.global_sequence
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
+        FROM due LEFT JOIN events ON events.global_sequence = due.global_sequence
     )
     UPDATE event_bus_outbox AS mine
     SET status = 'processing', locked_by = holder, locked_at = now(), worker = member, claim = mine.claim + 1,
         attempt_count = mine.attempt_count + mine.is_suspect::integer
-    WHERE mine.ctid = ANY (ARRAY(SELECT ctid FROM due UNION ALL SELECT ctid FROM suspects))
+    WHERE mine.ctid = ANY (ARRAY(
+        SELECT place FROM sized WHERE bytes_before IS NULL OR bytes_before < most_bytes
+        UNION ALL SELECT place FROM suspects
+    ))
     RETURNING mine.id, mine.claim, mine.global_sequence, mine.attempt_count, mine.errors::text, mine.is_suspect,
-        mine.dead_letter_id, mine.available_at;
+        mine.dead_letter_id, mine.available_at,
+        EXISTS (SELECT FROM sized WHERE bytes_before >= most_bytes);
 END $postbus$;
 
 -- name: finish_outbox

@@ -5,8 +5,8 @@
 -- With their events, or with NULLs for one that is not in the log any more. The commit need not wait for the disk:
 -- a claim that is lost with the server is none.
 SELECT {event_columns}, taken.row_id, taken.row_claim, taken.number, taken.attempts, taken.row_errors,
-    taken.was_suspect, taken.letter, taken.due_at, set_config('synchronous_commit', 'off', true)
-FROM {schema}.claim_outbox($1, $2, $3, $4, $5, $6, $7) AS taken
+    taken.was_suspect, taken.letter, taken.due_at, taken.is_cut, set_config('synchronous_commit', 'off', true)
+FROM {schema}.claim_outbox($1, $2, $3, $4, $5, $6, $7, $8) AS taken
 LEFT JOIN LATERAL (
     SELECT * FROM {schema}.events WHERE global_sequence = taken.number OFFSET 0
 ) AS e ON true
@@ -88,6 +88,15 @@ ORDER BY global_sequence LIMIT 1;
 SELECT EXISTS (
     SELECT FROM {schema}.event_bus_outbox WHERE subscriber_pool = $1 AND dead_letter_id IS NOT NULL
 );
+
+-- name: count_due
+-- How many rows are due after a place, $4 at most.
+SELECT count(*) FROM (
+    SELECT FROM {schema}.event_bus_outbox
+    WHERE subscriber_pool = $1 AND NOT is_suspect AND available_at <= now()
+        AND (available_at, global_sequence) > ($2, $3)
+    LIMIT $4
+) AS due;
 
 -- name: has_rows
 SELECT EXISTS (SELECT FROM {schema}.event_bus_outbox WHERE subscriber_pool = $1);

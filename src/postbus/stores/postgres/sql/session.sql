@@ -1,6 +1,23 @@
 -- name: probe
--- A notification to ourselves: what comes back has passed through the listener.
-SELECT pg_notify($1, $2)
+-- A notification to ourselves: what comes back has passed through the listener. Also which sessions of this
+-- database take nothing of what the server sends them, and have given no sign of life for $3 seconds.
+SELECT pg_notify($1, $2), ARRAY(
+    SELECT pid FROM pg_catalog.pg_stat_activity
+    WHERE wait_event = 'ClientWrite' AND state = 'idle'
+        AND datname = current_database() AND pid <> pg_backend_pid()
+        AND state_change < clock_timestamp() - $3::float8 * interval '1 second'
+)
+
+-- name: end_blocked
+-- Of these processes ($1) the sessions of our bus, known by the key $2 that they have in common, are ended: the
+-- server notices no silence while it waits for a client to take what it sends.
+WITH blocked AS MATERIALIZED (
+    SELECT DISTINCT pid FROM pg_catalog.pg_locks
+    WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND pid = ANY($1::integer[])
+        AND (classid::bigint << 32) | objid::bigint = $2::bigint
+        AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+)
+SELECT pid, pg_terminate_backend(pid) FROM blocked;
 
 -- name: clear_queue
 -- A queue of notifications that ran full stays full, however long its slowest listener is gone, until
@@ -9,8 +26,10 @@ SELECT pg_notification_queue_usage()
 
 -- name: end_when_silent
 -- The server ends a session whose host has vanished, and with it the locks: standbys can take over. Nothing
--- happens if the process that answers is not the one ($2) that the client was told of when it connected.
-SELECT set_config('idle_session_timeout', $1, false) WHERE pg_backend_pid() = $2
+-- happens if the process that answers is not the one ($2) that the client was told of when it connected. The
+-- other sessions of the bus know this one by the key $3.
+SELECT set_config('idle_session_timeout', $1, false), pg_try_advisory_lock_shared($3::bigint)
+WHERE pg_backend_pid() = $2
 
 -- name: end_when_idle
 -- The server ends a transaction whose host has vanished, and with it the locks on its rows.
