@@ -313,7 +313,10 @@ class EventBus:
         parameter gets the transaction in which its checkpoint is written.
 
         On PostgreSQL several instances can share the work: mode="competing" in no order, *concurrency*
-        events at once in each instance; *partitions* in the order of each stream.
+        events at once in each instance; *partitions* in the order of each stream, and as many of them at
+        once. A projection or saga can be split only if it has one state for each stream, under the
+        stream's id: two partitions must not write the same one. The number of partitions may be changed
+        with every deploy: instances with the new one stand by until the last of the old ones is gone.
         """
         if self._is_shut_down:
             raise EventBusShutdownError("subscribe")

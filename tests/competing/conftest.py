@@ -36,16 +36,7 @@ async def make_bus(dsn: str) -> AsyncIterator[MakeBus]:
 
     yield make
     for bus in made:
-        import asyncio
-        t = asyncio.ensure_future(bus.shutdown())
-        await asyncio.wait([t], timeout=5)
-        if not t.done():
-            for x in asyncio.all_tasks():
-                print(x.get_name())
-                x.print_stack(limit=5, file=__import__("sys").stdout)
-            s = bus._subscribers._services.get('mail')
-            print(s.state, s._feeder.state, s._feeder.__dict__, s._worker.is_stopped, s._worker.__dict__, s._worker._settling.__dict__)
-            assert 0
+        await soon(bus.shutdown())
 
 
 @pytest.fixture

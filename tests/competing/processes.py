@@ -19,7 +19,9 @@ class Instance(RemoteBus):
         self, dsn: str, folder: Path, name: str, *, config: dict[str, Any] | None = None, **subscriber: Any
     ) -> None:
         config = {"poll_interval": 0.2, "initial_retry_delay": 0.05, **(config or {})}
-        subscribers = subscriber.pop("subscribers", None) or {ID: {"kind": "ok", "mode": "competing", **subscriber}}
+        subscribers = subscriber.pop("subscribers", None) or {
+            ID: {"kind": "ok", "mode": "competing", **subscriber}
+        }
         options = {"name": name, "config": config, "subscribers": subscribers}
         Child.__init__(
             self, "competing_instance", dsn, folder / "history", json.dumps(options), folder=folder

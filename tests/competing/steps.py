@@ -14,7 +14,9 @@ ID = "mail"
 class MakeBus(Protocol):
     """Makes a bus on the database of the test; what is not for the bus is for its config."""
 
-    def __call__(self, *, target: Any = None, bus: dict[str, Any] | None = None, **config: Any) -> PgEventBus: ...
+    def __call__(
+        self, *, target: Any = None, bus: dict[str, Any] | None = None, **config: Any
+    ) -> PgEventBus: ...
 
 
 class Noting:

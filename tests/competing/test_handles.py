@@ -136,9 +136,9 @@ async def test_unsubscribing_ends_after_the_events_at_hand(make_bus: MakeBus, ds
     handle = bus.subscription(ID)
     bus.unsubscribe(ID)
     await until_rows(dsn, lambda rows: sum(row["status"] == "processing" for row in rows) == 2)
+    waiting = asyncio.ensure_future(handle.wait_for(5))
+    holding.released.set()
     with pytest.raises(SubscriptionStoppedError):
-        waiting = asyncio.ensure_future(handle.wait_for(5))
-        holding.released.set()
         await within(10, waiting)
     noting = Noting()
     compete(bus, noting)

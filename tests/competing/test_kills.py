@@ -52,7 +52,9 @@ def run_and_kill(
             instance.ask("start")
             return instance
 
-        publisher = stack.enter_context(Instance(dsn, folder, "publisher", subscribers={"none": {"kind": "ok"}}))
+        publisher = stack.enter_context(
+            Instance(dsn, folder, "publisher", subscribers={"none": {"kind": "ok"}})
+        )
         running = [begin(number) for number in range(3)]
         for number in range(3, 3 + kill_count):
             publishing = publisher.begin("publish", count=PUBLISHED_AT_ONCE)

@@ -145,7 +145,9 @@ async def test_an_event_that_was_purged_is_delivered_without_its_payload(make_bu
     compete(bus, noting)
     await within(10, bus.idle())
 
-    assert [(event.id, event.payload, event.purger_id) for event in noting.events] == [(event_id, None, "gdpr")]
+    assert [(event.id, event.payload, event.purger_id) for event in noting.events] == [
+        (event_id, None, "gdpr")
+    ]
 
 
 async def test_a_row_whose_event_is_gone_from_the_log_is_removed(make_bus: MakeBus, dsn: str) -> None:
@@ -179,7 +181,7 @@ def test_an_observer_with_a_state_is_refused(make_bus: MakeBus) -> None:
         subscriber_id = "count"
         patterns = ("order.*",)
 
-        async def apply(self, state: int | None, event: Event) -> int:  # noqa: ARG002
+        async def apply(self, state: int | None, event: Event) -> int:
             return (state or 0) + 1
 
     from postbus import PgStateStore

@@ -1,4 +1,4 @@
-"""What a worker has is taken over when it is gone, or gives no sign of life; what it does late counts for nothing."""
+"""What a worker has is taken over when it gives no sign of life; what it does late counts for nothing."""
 
 import signal
 import time

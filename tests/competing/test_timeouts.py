@@ -61,9 +61,7 @@ async def test_a_handler_that_will_not_end_is_left_behind(make_bus: MakeBus) -> 
     assert noting.numbers == [2, 3, 1, 4]
 
 
-async def test_a_transactional_handler_that_will_not_end_is_left_behind(
-    make_bus: MakeBus, dsn: str
-) -> None:
+async def test_a_transactional_handler_that_will_not_end_is_left_behind(make_bus: MakeBus, dsn: str) -> None:
     """And what it does afterwards is undone."""
     bus, ends, handled = make_bus(), asyncio.Event(), []
 

@@ -88,7 +88,9 @@ async def test_effects_of_a_handler_that_has_lost_its_row_are_undone(make_bus: M
     await publish_numbers(bus, 1)
     await until(lambda: calls == [1])
     # As a reaper would do.
-    await query(dsn, "UPDATE postbus.event_bus_outbox SET status = 'pending', claim = claim + 1, worker = NULL")
+    await query(
+        dsn, "UPDATE postbus.event_bus_outbox SET status = 'pending', claim = claim + 1, worker = NULL"
+    )
     await until(lambda: calls == [1, 1])
     ends.set()
     await within(10, bus.idle())

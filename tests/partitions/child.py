@@ -1,7 +1,7 @@
 """An instance of a partitioned subscriber, in a process of its own that a test ends.
 
-Arguments: the DSN, the file of its history, the number of partitions, the seconds that its handler takes, and
-what it is: "plain" or "transactional".
+Arguments: the DSN, the file of its history, the number of partitions, the seconds that its handler takes,
+what it is ("plain" or "transactional"), and its failover_timeout.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 from postbus import Event, PgEventBus, ReliableDeliveryConfig
 
 
-async def live(dsn: str, path: str, partitions: int, seconds: float, kind: str) -> None:
+async def live(dsn: str, path: str, partitions: int, seconds: float, kind: str, failover: float) -> None:
     """Until it is told to end, or its parent is gone."""
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -41,7 +41,7 @@ async def live(dsn: str, path: str, partitions: int, seconds: float, kind: str) 
             event.global_sequence,
         )
 
-    config = ReliableDeliveryConfig(poll_interval=0.1, max_retries=20)
+    config = ReliableDeliveryConfig(poll_interval=0.1, max_retries=20, failover_timeout=failover)
     bus = PgEventBus(dsn, config=config)
     bus.subscribe("*", write if kind == "transactional" else handle, id="mail", partitions=partitions)
     async with bus:
@@ -49,5 +49,5 @@ async def live(dsn: str, path: str, partitions: int, seconds: float, kind: str) 
 
 
 if __name__ == "__main__":
-    dsn, path, partitions, seconds, kind = sys.argv[1:]
-    asyncio.run(live(dsn, path, int(partitions), float(seconds), kind))
+    dsn, path, partitions, seconds, kind, failover = sys.argv[1:]
+    asyncio.run(live(dsn, path, int(partitions), float(seconds), kind, float(failover)))

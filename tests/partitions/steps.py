@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 import asyncpg
 
 from postbus import Event, PgEventBus, ReliableDeliveryConfig
+from postbus.delivery.layout_change import group_of
 from postbus.events import Part, SubscriberId
 from postbus.policy.partitions import part_id
 from postbus.stores.postgres.store import PgEventStore
@@ -116,6 +117,10 @@ class Parts:
         ids = [SubscriberId(part_id(id, Part(index, count))) for index in range(count)]
         return await self._store.members.holders(ids)
 
+    async def members(self, count: int = 8) -> list[int]:
+        """Who takes part in this layout."""
+        return await self._store.members.list(group_of(ID, count))
+
     async def spread(self, count: int = 8) -> list[int]:
         """How many parts each instance has that has any, the most first; those that nobody has, last."""
         counts = Counter(await self.holders(count))
@@ -208,7 +213,14 @@ class Process:
     """An instance in a process of its own, which notes in a file what it begins and what it has done."""
 
     def __init__(
-        self, dsn: str, folder: Path, name: str, partitions: int, seconds: float = 0.002, kind: str = "plain"
+        self,
+        dsn: str,
+        folder: Path,
+        name: str,
+        partitions: int,
+        seconds: float = 0.002,
+        kind: str = "plain",
+        failover_timeout: float = 10.0,
     ) -> None:
         self._file = folder / f"{name}.history"
         self.name = name
@@ -223,6 +235,7 @@ class Process:
                 str(partitions),
                 str(seconds),
                 kind,
+                str(failover_timeout),
             ],
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -238,6 +251,14 @@ class Process:
         """SIGKILL, and wait until it is gone."""
         self._process.kill()
         self._process.wait()
+
+    def stand_still(self) -> None:
+        """SIGSTOP, until go_on()."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
         """SIGTERM: it shuts its bus down. Idempotent."""

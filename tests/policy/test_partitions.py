@@ -4,10 +4,13 @@ import hashlib
 import random
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from postbus.errors import InvalidSubscriberIdError
 from postbus.events import Event, Part
+from postbus.policy.names import check_room_for_parts, check_subscriber_id
 from postbus.policy.partitions import (
     fair_share,
     part_id,
@@ -57,6 +60,32 @@ def test_parts_have_ids_of_their_own() -> None:
 
     assert len(ids) == sum(range(1, 20))
     assert part_id("mail", Part(0, 1)) == "mail"
+
+
+@given(st.integers(1, 1024), st.data())
+def test_no_subscriber_has_the_id_of_a_part(count: int, data: st.DataObject) -> None:
+    """Whatever it is a part of; and where there is room for the subscriber, there is for all its parts."""
+    index = data.draw(st.integers(0, count - 1))
+    whole = data.draw(st.sampled_from(["mail", "a#b", "m" * 245]))
+    name = part_id(whole, Part(index, count))
+    check_room_for_parts(whole)
+
+    assert len(name) <= 255
+    if count > 1:
+        with pytest.raises(InvalidSubscriberIdError, match="partition"):
+            check_subscriber_id(name)
+
+
+@pytest.mark.parametrize("name", ["mail#3", "mail/8", "mail#3/8x", "#/", "mail#x/8", "3/8"])
+def test_ids_that_only_look_a_little_like_parts_are_fine(name: str) -> None:
+    """Only the very ending is taken."""
+    assert check_subscriber_id(name) == name
+
+
+def test_an_id_that_leaves_no_room_for_parts_can_not_be_split() -> None:
+    """It says how long it is."""
+    with pytest.raises(InvalidSubscriberIdError, match="246 characters"):
+        check_room_for_parts("m" * 246)
 
 
 @given(st.integers(1, 20), COUNTS)

@@ -24,6 +24,7 @@ class CompetingWorkers:
         self._is_paused = False
         self._is_begun = self._is_stopping = False
         self._has_changed = asyncio.Event()
+        feeder.on_change = self._note_change
 
     @property
     def state(self) -> str:
@@ -37,7 +38,7 @@ class CompetingWorkers:
             return "paused"
         if not self._worker.is_ready or self._feeder.state == "starting":
             return "starting"
-        is_behind = self._worker.has_more or self._feeder.state == "catching_up"
+        is_behind = self._worker.is_behind or self._feeder.state == "catching_up"
         return "catching_up" if is_behind else "live"
 
     @property
@@ -98,6 +99,7 @@ class CompetingWorkers:
         if self._is_paused:
             self._worker.pause()
         self._worker.start()
+        self._progress.want()
 
     def follow(self, predecessors: list[Service]) -> None:
         """Those of the same id that were unsubscribed have to end first."""
@@ -153,9 +155,9 @@ class CompetingWorkers:
         if self.is_run_by(asyncio.current_task()):
             raise WaitsForItselfError(self.subscriber.id)
 
-    async def wait_until_stopped(self) -> None:
-        """Return when it has ended; a handler that was given up is not waited for."""
-        while self.state != "stopped":
+    async def wait_until_stopped(self, by: "asyncio.Task[object] | None" = None) -> None:
+        """Return when it has ended; neither a handler that was given up nor *by* is waited for."""
+        while self.state != "stopped" and not self.is_run_by(by):
             await self.wait_for_change()
 
     async def cut_off(self, by: "asyncio.Task[object] | None") -> None:
@@ -166,15 +168,7 @@ class CompetingWorkers:
     async def wait_for_change(self) -> None:
         """Return when the state or the position may have changed."""
         self._has_changed.clear()
-        waiting = [
-            asyncio.ensure_future(self._has_changed.wait()),
-            asyncio.ensure_future(self._feeder.wait_for_change()),
-        ]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waiting:
-                each.cancel()
+        await self._has_changed.wait()
 
     def _make_worker(self) -> Worker:
         concurrency = self.subscriber.concurrency

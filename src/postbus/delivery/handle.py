@@ -55,6 +55,7 @@ class SubscriptionHandle:
         """Return when the event at hand is processed; nothing is delivered until resume().
 
         Called by the subscriber's own handler it returns at once: the pause begins when the handler ends.
+        It is a pause of this instance: partitions and workers of others go on, and its partitions stay its.
         """
         self._service.pause()
         while not self._service.is_run_by(asyncio.current_task()) and not self._service.is_at_rest:

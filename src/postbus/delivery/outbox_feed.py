@@ -8,7 +8,7 @@ from postbus.delivery.patience import Patience
 from postbus.events import DeadLetter, Event, OutboxEntry, SubscriberId
 from postbus.ports import Outbox
 
-# With so many events ahead of the workers there is no hurry: the log is a better place for them than the outbox.
+# With so many events ahead of the workers there is no hurry: they are as well off in the log.
 _MOST_WAITING = 20_000
 _EVENTS_BETWEEN_LOOKS = 5_000
 _SECONDS_BETWEEN_LOOKS = 0.05

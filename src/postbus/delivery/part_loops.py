@@ -134,10 +134,10 @@ class PartLoops:
         """Whether it is the handler of one of them that asks."""
         return any(loop.is_run_by(task) for loop in self._loops.values())
 
-    async def wait_until_stopped(self) -> None:
-        """Return when all have ended."""
+    async def wait_until_stopped(self, by: "asyncio.Task[object] | None" = None) -> None:
+        """Return when all have ended, but for the one whose handler is *by*."""
         for loop in self:
-            await loop.wait_until_stopped()
+            await loop.wait_until_stopped(by)
 
     async def cut_off(self, by: "asyncio.Task[object] | None") -> None:
         """End them in the middle of their events."""

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from postbus.config import InstanceMode, ReliableDeliveryConfig
 from postbus.delivery.layout_change import LayoutChange, group_of
 from postbus.delivery.part_loops import MakePartLoop, PartLoops, PartTerms
+from postbus.delivery.part_progress import PartProgress
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.service import Service
 from postbus.delivery.spread import Spread
 from postbus.delivery.subscriber import Subscriber
 from postbus.errors import StoreClosedError, WaitsForItselfError
-from postbus.events import Checkpoint, GlobalSequence, LogPosition
+from postbus.events import GlobalSequence
 from postbus.ports import Clock, Store
 
 logger = logging.getLogger("postbus")
@@ -42,6 +43,7 @@ class PartitionedService:
         self._group = group_of(subscriber.id, subscriber.partitions)
         self._patience = Patience(subscriber.id, clock, noise, self._note_progress)
         self._loops = PartLoops()
+        self._progress = PartProgress(self._loops)
         # Somebody has released a lock, or a loop has ended.
         self._look_again = asyncio.Event()
         self._layout = LayoutChange(
@@ -49,7 +51,7 @@ class PartitionedService:
             self._patience,
             self._loops,
             make_loop,
-            self._note_progress,
+            self._note_layout,
             self._look_again,
             is_coordinated=is_coordinated,
         )
@@ -84,19 +86,16 @@ class PartitionedService:
     @property
     def checkpoint(self) -> GlobalSequence | None:
         """Up to where all parts have processed everything, also those that others run; None: not known."""
-        known = self._layout.known
-        return None if known is None else min(map(self._find_checkpoint, range(known.partitions)))
+        return self._progress.checkpoint
 
     @property
     def position(self) -> GlobalSequence:
         """Everything up to here was processed by all parts, as far as this instance knows."""
-        known = self._layout.known
-        return GlobalSequence(0) if known is None else min(map(self._find_position, range(known.partitions)))
+        return self._progress.position
 
     def has_written(self, sequence: GlobalSequence) -> bool:
         """Whether this number was processed and that is written, whichever part it is in."""
-        known = self._layout.known
-        return known is not None and all(self._has_written(at, sequence) for at in range(known.partitions))
+        return self._progress.has_written(sequence)
 
     def want_written(self, target: GlobalSequence) -> None:
         """Write *target* as soon as it is processed here, and ask more often how far the others are."""
@@ -182,8 +181,11 @@ class PartitionedService:
         if self.is_run_by(asyncio.current_task()):
             raise WaitsForItselfError(self.subscriber.id)
 
-    async def wait_until_stopped(self) -> None:
-        """Return when it has ended; a handler that was given up is not waited for."""
+    async def wait_until_stopped(self, by: "asyncio.Task[object] | None" = None) -> None:
+        """Return when it has ended; neither a handler that was given up nor *by* is waited for."""
+        if self.is_run_by(by):
+            await self._loops.wait_until_stopped(by)
+            return
         while self._phase != "stopped":
             await self.wait_for_change()
 
@@ -305,33 +307,12 @@ class PartitionedService:
         if self._members is not None:
             self._members.leave(self._group)
 
-    def _find_checkpoint(self, index: int) -> GlobalSequence:
-        loop, row = self._loop(index), self._row(index)
-        found = None if loop is None else loop.checkpoint
-        return row.position if found is None else found
-
-    def _find_position(self, index: int) -> GlobalSequence:
-        loop, row = self._loop(index), self._row(index)
-        return row.position if loop is None else max(loop.position, row.position)
-
-    def _has_written(self, index: int, sequence: GlobalSequence) -> bool:
-        loop, row = self._loop(index), self._row(index)
-        if loop is not None and loop.has_written(sequence):
-            return True
-        head = row.position if row.head is None else row.head
-        return LogPosition(head, row.open).has_passed(sequence)
-
-    def _loop(self, index: int) -> Service | None:
-        """What serves the part here; a whole one may have an outbox to work off behind its checkpoint."""
-        known = self._layout.known
-        return None if known is None or known.partitions == 1 else self._loops.get(index)
-
-    def _row(self, index: int) -> Checkpoint:
-        assert self._layout.known is not None, "asked only if it is known"
-        return self._layout.known.parts[index]
-
     def _set_phase(self, phase: str) -> None:
         self._phase = phase
+        self._note_progress()
+
+    def _note_layout(self) -> None:
+        self._progress.layout = self._layout.known
         self._note_progress()
 
     def _note_progress(self) -> None:

@@ -25,7 +25,7 @@ logger = logging.getLogger("postbus")
 # Handlers that never wait keep everything else from running for no longer than this, or so many events.
 _LONGEST_STRETCH = 0.005
 _MOST_AT_A_STRETCH = 100
-# A transactional handler is cut off by its transaction, and if that was of no use from outside, so much later.
+# A transactional handler is cut off by its transaction; if that was of no use from outside, so much later.
 _GRACE = 1.0
 
 TakeEffects = Callable[[Event, Effects], Awaitable[Failed | None]]

@@ -104,8 +104,8 @@ class Service(Protocol):
         """Refuse a wait that could never end."""
         ...
 
-    async def wait_until_stopped(self) -> None:
-        """Return when it has ended; a handler that was given up is not waited for."""
+    async def wait_until_stopped(self, by: "asyncio.Task[object] | None" = None) -> None:
+        """Return when it has ended; neither a handler that was given up nor *by* is waited for."""
         ...
 
     async def cut_off(self, by: "asyncio.Task[object] | None") -> None:

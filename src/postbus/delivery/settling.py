@@ -122,13 +122,12 @@ class Settling:
         while self._processed and (self._is_wanted or len(self._processed) >= self._group_size):
             group, self._processed, self._is_wanted = self._processed, [], False
             written, self._written = self._written, None
-            error = await self._delete(group)
-            if written is not None and not written.done():
-                if error is None:
-                    written.set_result(None)
-                else:
-                    written.set_exception(error)
-                    written.exception()  # nobody may be left to ask for it
+            try:
+                error = await self._delete(group)
+            except BaseException:
+                _answer(written, asyncio.CancelledError())
+                raise
+            _answer(written, error)
             # Those who were answered just now have the next turn: what they finish in it comes along.
             await asyncio.sleep(0)
         if self._processed and self._alarm is None:
@@ -152,6 +151,19 @@ class Settling:
         await self._clock.until(self._clock.monotonic() + self._max_delay)
         self._alarm = None
         self.want()
+
+
+def _answer(written: "asyncio.Future[None] | None", error: BaseException | None) -> None:
+    """Tell those who wait for a group, if anybody does."""
+    if written is None or written.done():
+        return
+    if isinstance(error, asyncio.CancelledError):
+        written.cancel()
+    elif error is not None:
+        written.set_exception(error)
+        written.exception()  # nobody may be left to ask for it
+    else:
+        written.set_result(None)
 
 
 def errors_of(claimed: Claimed) -> list[str]:

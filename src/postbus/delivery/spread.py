@@ -65,7 +65,7 @@ class Spread:
             logger.info("subscriber %s lets go of part %s", self._subscriber.id, self._ids[index])
             self._loops.step_aside(index)
         for index in to_take(me, members, holders):
-            if len(self._loops.staying) >= share:
+            if len(self._loops.staying) >= share or self._patience.is_stopping:
                 return
             if await self._patience.run(lambda at=index: self._locks.try_acquire(self._ids[at])):  # type: ignore[misc]
                 self._begin(self._parts[index])

@@ -99,6 +99,8 @@ class SubscriberLoop:
         # Those of the same id that were unsubscribed and are still at their last event.
         self._predecessors: list[Service] = []
         self._has_progressed = asyncio.Event()
+        self.on_change: Callable[[], None] | None = None
+        """Called as well when the state or the position may have changed."""
         self._head_at_start: GlobalSequence | None = None
         self._restart: asyncio.TimerHandle | None = None
         self._is_looking = False
@@ -253,9 +255,9 @@ class SubscriberLoop:
         if self.is_run_by(asyncio.current_task()):
             raise WaitsForItselfError(self.subscriber.id)
 
-    async def wait_until_stopped(self) -> None:
-        """Return when it has ended; a handler that was given up is not waited for."""
-        while self._phase != "stopped":
+    async def wait_until_stopped(self, by: "asyncio.Task[object] | None" = None) -> None:
+        """Return when it has ended; neither a handler that was given up nor *by* is waited for."""
+        while self._phase != "stopped" and not self.is_run_by(by):
             await self.wait_for_change()
 
     async def cut_off(self, by: "asyncio.Task[object] | None") -> None:
@@ -527,5 +529,7 @@ class SubscriberLoop:
 
     def _note_progress(self) -> None:
         self._has_progressed.set()
+        if self.on_change is not None:
+            self.on_change()
         if self._part is not None:
             self._part.on_change()

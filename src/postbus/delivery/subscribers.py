@@ -102,8 +102,7 @@ class Subscribers:
     async def wait_until_stopped(self, by: "asyncio.Task[object] | None") -> None:
         """Return when all have ended, but for the one whose handler is *by*."""
         for service in self._all():
-            if not service.is_run_by(by):
-                await service.wait_until_stopped()
+            await service.wait_until_stopped(by)
 
     async def cut_off(self) -> None:
         """End those that have not ended yet, and watch the log no more."""

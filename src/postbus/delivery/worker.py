@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from postbus.errors import StoreClosedError
 from postbus.events import Claimed
 from postbus.policy.claims import room_for, rows_ahead
 from postbus.ports import Clock, Outbox
+
+logger = logging.getLogger("postbus")
 
 # With more rows that were processed and not deleted yet, no new ones are claimed.
 _MOST_UNWRITTEN = 2_000
@@ -68,13 +71,15 @@ class Worker:
         self._left: set[asyncio.Task[None]] = set()
         self._has_fewer = asyncio.Event()
         self._wake_up = asyncio.Event()
-        # How many rows should be ahead of the runners; when the last were claimed, and how many were begun then.
+        # How many rows should be ahead of the runners; when some were claimed last, how many were begun then.
         self._ahead, self._claimed_at, self._begun_count = 1, 0.0, 0
         self._is_paused = False
         # The session was lost, and with it the number under which the rows in hand were claimed.
         self._is_lost = False
-        self.has_more = True
-        """Whether there may be rows that nobody has."""
+        # Whether there may be rows that nobody has.
+        self._has_more = True
+        self.is_behind = False
+        """Whether there were more rows than this worker had room for."""
         self.is_ready = False
         """Whether it has looked for rows."""
         self.is_stopped = False
@@ -95,7 +100,7 @@ class Worker:
 
     def wake(self) -> None:
         """There may be rows to claim."""
-        self.has_more = True
+        self._has_more = True
         self._wake_up.set()
 
     def want_written(self) -> None:
@@ -133,6 +138,7 @@ class Worker:
         await self._crew.cut_off(by, _SECONDS_TO_GIVE_BACK)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SECONDS_TO_GIVE_BACK):
+                await self._settling.drain()
                 await self._settling.give_back(self._hand.held)
         self._end()
 
@@ -145,8 +151,10 @@ class Worker:
         except StoppedError:
             pass
         except StoreClosedError as error:
+            if not self.patience.is_stopping:
+                logger.error("the worker of %s stops: %s", self._subscriber.id, error)
             self.patience.fail(error)
-            raise
+            self.stop()
         finally:
             if self.patience.is_stopping:
                 await self._finish()
@@ -158,13 +166,14 @@ class Worker:
         if self._is_lost:
             await self.patience.run(lambda: self._outbox.renew(self._subscriber.id, self._hand.held))
             self._is_lost = False
-        while self._may_begin() and self.has_more and (room := self._room()):
+        while self._may_begin() and self._has_more and (room := self._room()):
             # First: what comes while we ask may not be in the answer.
-            self.has_more = False
+            self._has_more = False
             self._note_pace()
             claimed = await self.patience.run(lambda: self._claim(room))
             self._hand.add(claimed, self._ahead)
-            self.has_more |= len(claimed) >= room
+            self.is_behind = len(claimed) >= room
+            self._has_more |= self.is_behind
         self.is_ready = True
         self._hand.release_takers()
         self._on_change()
@@ -242,10 +251,10 @@ class Worker:
             self._start_runner()
 
     def _note_low(self) -> None:
-        if self.has_more:
+        if self._has_more:
             self._wake_up.set()
 
     def _note_settled(self) -> None:
-        if self.has_more:
+        if self._has_more:
             self._wake_up.set()
         self._on_change()

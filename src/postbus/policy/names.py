@@ -14,7 +14,7 @@ from postbus.errors import (
 
 _LONGEST_NAME = 255
 # What makes a part's id of a subscriber's: "mail#3/8", and "mail#1023/1024" at most.
-_PART_ENDING = re.compile(r"#\d+/\d+$")
+_PART_ENDING = re.compile(r"#[0-9]+/[0-9]+$")
 _LONGEST_ENDING = len("#1023/1024")
 # Larger than this no database takes a number.
 _LARGEST_NUMBER = 2**63 - 1

@@ -9,6 +9,7 @@ from typing import Any
 from postbus.errors import StoreError
 from postbus.events import (
     BatchOutcome,
+    Claimed,
     Draft,
     Event,
     GlobalSequence,
@@ -23,7 +24,9 @@ from postbus.ports import (
     DispatchLock,
     EventLog,
     EventQueue,
+    Members,
     OnStored,
+    Outbox,
     Store,
     SubscriberLocks,
     SubscriptionTable,
@@ -133,23 +136,6 @@ class _DoomedCheckpoints(_Doomed):
         dead_letters_of: SubscriberId | None = None,
     ) -> BatchOutcome:
         doom = self._doom
-
-        def watched(event: Event, transaction: Any) -> Any:
-            if doom.is_dead or doom.is_reached("before_handler"):
-                raise DoomedInTransaction
-            result = handle(event, transaction)
-            if inspect.isawaitable(result):
-                return watched_to_its_end(result)
-            return survived(result)
-
-        async def watched_to_its_end(running: Awaitable[object]) -> object:
-            return survived(await running)
-
-        def survived(result: object) -> object:
-            if doom.is_reached("after_handler") or doom.is_reached("before_checkpoint"):
-                raise DoomedInTransaction
-            return result
-
         await doom.check_alive()
         # One by one: how many fit into a batch depends on the time they take, and what is undone by the
         # end are the effects of its own event only.
@@ -157,7 +143,7 @@ class _DoomedCheckpoints(_Doomed):
             subscriber_id,
             epoch,
             events[:1],
-            watched,
+            _watched(handle, doom),
             reached,
             timeout=timeout,
             time_budget=time_budget,
@@ -169,6 +155,70 @@ class _DoomedCheckpoints(_Doomed):
             await doom.pass_by("after_checkpoint")
         await doom.check_alive()
         return outcome
+
+
+class _DoomedOutbox(_Doomed):
+    _real: Outbox
+
+    async def finish(self, pool: SubscriberId, claimed: Sequence[Claimed], *, is_repeatable: bool) -> None:
+        async with self._remembering():
+            await self._real.finish(pool, claimed, is_repeatable=is_repeatable)
+
+    async def put_off(
+        self, pool: SubscriberId, claimed: Claimed, errors: Sequence[str], delay: float
+    ) -> None:
+        async with self._remembering():
+            await self._real.put_off(pool, claimed, errors, delay)
+
+    async def bury(self, pool: SubscriberId, claimed: Claimed, errors: Sequence[str]) -> None:
+        async with self._remembering():
+            await self._real.bury(pool, claimed, errors)
+
+    async def process(
+        self, pool: SubscriberId, claimed: Claimed, handle: Callable[[Event, Any], Any], *, timeout: float
+    ) -> BatchOutcome:
+        doom = self._doom
+        await doom.check_alive()
+        outcome = await self._real.process(pool, claimed, _watched(handle, doom), timeout=timeout)
+        if outcome.done_count:
+            await doom.pass_by("after_checkpoint")
+        await doom.check_alive()
+        return outcome
+
+    def leave(self, pool: SubscriberId) -> None:
+        # By then it may be the next life that is a worker.
+        if not self._doom.is_dead:
+            self._real.leave(pool)
+
+
+class _DoomedMembers(_Doomed):
+    _real: Members
+
+    def leave(self, group: str) -> None:
+        if not self._doom.is_dead:
+            self._real.leave(group)
+
+
+def _watched(handle: Callable[[Event, Any], Any], doom: Doom) -> Callable[[Event, Any], Any]:
+    """The handler of a transaction, which is undone if the life ends in it."""
+
+    def watched(event: Event, transaction: Any) -> Any:
+        if doom.is_dead or doom.is_reached("before_handler"):
+            raise DoomedInTransaction
+        result = handle(event, transaction)
+        if inspect.isawaitable(result):
+            return watched_to_its_end(result)
+        return survived(result)
+
+    async def watched_to_its_end(running: Awaitable[object]) -> object:
+        return survived(await running)
+
+    def survived(result: object) -> object:
+        if doom.is_reached("after_handler") or doom.is_reached("before_checkpoint"):
+            raise DoomedInTransaction
+        return result
+
+    return watched
 
 
 class _DoomedDispatchLock(_Doomed):
@@ -209,6 +259,8 @@ class DoomedStore(_Doomed):
         self.log: EventLog = _DoomedLog(real.log, doom)
         self.checkpoints: CheckpointStore = _DoomedCheckpoints(real.checkpoints, doom)
         self.subscriber_locks: SubscriberLocks = _DoomedSubscriberLocks(real.subscriber_locks, doom)
+        self.members: Members | None = None if real.members is None else _DoomedMembers(real.members, doom)
+        self.outbox: Outbox | None = None if real.outbox is None else _DoomedOutbox(real.outbox, doom)
         # The very table: state stores that were made on the real store are in the same database.
         self.states = real.states
 

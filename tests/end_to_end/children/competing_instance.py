@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,13 @@ class CompetingRemote:
                 os.kill(os.getpid(), signal.SIGKILL)
             self._history.note(who, event.id)
 
-        kinds = {"ok": note, "slow": wait, "transactional": insert, "held": hold, "poison": die}
+        kinds: dict[str, Callable[..., object]] = {
+            "ok": note,
+            "slow": wait,
+            "transactional": insert,
+            "held": hold,
+            "poison": die,
+        }
         self._bus.subscribe("order.*", kinds[kind], id=subscriber_id, **options)
 
 

@@ -72,6 +72,11 @@ class PgMembers:
         (key,) = struct.unpack("!i", digest[:4])
         return int(key)
 
+    def close(self) -> None:
+        """Be listed nowhere: the session ends. Idempotent."""
+        self._wanted.clear()
+        self._forget()
+
     async def _leave(self, group: str) -> None:
         try:
             await self._database.session.run(lambda session: self._settle(session, group))

@@ -186,9 +186,7 @@ class PgOutbox:
 
     async def has_room(self, pool: SubscriberId, most: int) -> bool:
         """Whether fewer than so many rows wait for a worker, as far as this instance knows."""
-        row = await self._database.fetch_row(
-            self._queries["count_due"], pool, *self._place(pool).last, most
-        )
+        row = await self._database.fetch_row(self._queries["count_due"], pool, *self._place(pool).last, most)
         return row is None or row[0] < most
 
     async def is_empty(self, pool: SubscriberId) -> bool:

@@ -11,7 +11,6 @@ from postbus.stores.postgres.lent import TimedConnection
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.transactions import GRACE_SECONDS, LONGEST_PATIENCE, Batch
 
-
 _NOBODY = SubscriberId("")
 
 

@@ -76,6 +76,7 @@ class PgEventStore(UserCalls):
         await self._appending.drain()
         await self.checkpoints.drain()
         await self.subscriber_locks.close()
+        self.members.close()
         await self._wake_ups.close()
         await self._database.close()
 
