@@ -411,8 +411,8 @@ class Members(Protocol):
         ...
 
 
-class Outbox(Protocol):
-    """Events on their way through the workers of a pool; those that were processed are gone.
+class OutboxRows(Protocol):
+    """Rows of a pool that a worker claims, and what becomes of them.
 
     Every write names its claim: one whose lease was lost changes nothing. Time is the database's.
     """
@@ -454,13 +454,9 @@ class Outbox(Protocol):
         """
         ...
 
-    async def renew(self, pool: SubscriberId, claimed: Sequence[Claimed]) -> None:
-        """Begin their leases anew."""
-        ...
 
-    async def reap(self, pool: SubscriberId, lease: float) -> int:
-        """Take rows from workers that are gone, or silent for *lease* seconds: suspects; how many."""
-        ...
+class OutboxWorkers(Protocol):
+    """Who works for a pool, and for how long."""
 
     async def workers(self, pool: SubscriberId) -> tuple[int | None, list[int]]:
         """The number of this instance, None while it has no session, and those of all workers."""
@@ -470,6 +466,14 @@ class Outbox(Protocol):
         """Be no worker of the pool any more. Idempotent."""
         ...
 
+    async def renew(self, pool: SubscriberId, claimed: Sequence[Claimed]) -> None:
+        """Begin their leases anew."""
+        ...
+
+    async def reap(self, pool: SubscriberId, lease: float) -> int:
+        """Take rows from workers that are gone, or silent for *lease* seconds: suspects; how many."""
+        ...
+
     def watch(self, pool: SubscriberId, on_work: Callable[[], None]) -> None:
         """Call this in the event loop when there may be rows to claim. It may come too often."""
         ...
@@ -477,6 +481,10 @@ class Outbox(Protocol):
     def unwatch(self, pool: SubscriberId, on_work: Callable[[], None]) -> None:
         """Do not call it any more. Idempotent."""
         ...
+
+
+class OutboxContents(Protocol):
+    """How much of a pool's work is left."""
 
     async def oldest(self, pool: SubscriberId, after: GlobalSequence) -> GlobalSequence | None:
         """The lowest number after this one that has a row, retries of dead letters left out."""
@@ -493,6 +501,10 @@ class Outbox(Protocol):
     async def is_empty(self, pool: SubscriberId) -> bool:
         """Whether no row is left."""
         ...
+
+
+class Outbox(OutboxRows, OutboxWorkers, OutboxContents, Protocol):
+    """Events on their way through the workers of a pool; those that were processed are gone."""
 
 
 class StateTable(Protocol):

@@ -42,6 +42,46 @@ async def test_a_change_of_mode_between_two_runs_repeats_nothing(
     assert await rows_of(dsn) == []
 
 
+async def leave_behind(make_bus: MakeBus, dsn: str, count: int) -> None:
+    """So many events in the outbox, and no worker any more."""
+    bus = make_bus()
+    subscribe(bus, Noting(), "competing")
+    await bus.start()
+    await bus.subscription(ID).pause()
+    await publish_numbers(bus, *range(count))
+    await until_rows(dsn, lambda rows: len(rows) == count)
+    await bus.shutdown()
+
+
+async def test_partitions_process_first_what_workers_left(make_bus: MakeBus, dsn: str) -> None:
+    """Before the subscriber is split."""
+    await leave_behind(make_bus, dsn, 20)
+    bus, noting = make_bus(), Noting()
+    subscribe(bus, noting, "ordered", partitions=3)
+    await publish_numbers(bus, *range(20, 40))
+    await within(20, bus.subscription(ID).caught_up())
+
+    assert sorted(noting.numbers[:20]) == list(range(20))
+    assert sorted(noting.numbers) == list(range(40))
+    assert await rows_of(dsn) == []
+
+
+async def test_workers_go_on_where_partitions_were(make_bus: MakeBus, dsn: str) -> None:
+    """Nothing is lost or repeated."""
+    first, noting = make_bus(), Noting()
+    subscribe(first, noting, "ordered", partitions=3)
+    await publish_numbers(first, *range(20))
+    await within(20, first.subscription(ID).caught_up())
+    await first.shutdown()
+    second = make_bus()
+    subscribe(second, noting, "competing")
+    await publish_numbers(second, *range(20, 40))
+    await within(20, second.subscription(ID).caught_up())
+
+    assert sorted(noting.numbers) == list(range(40))
+    assert await rows_of(dsn) == []
+
+
 async def test_what_workers_left_is_processed_before_anything_is_read_in_order(
     make_bus: MakeBus, dsn: str
 ) -> None:
@@ -106,13 +146,7 @@ async def test_an_ordered_owner_waits_for_workers_that_are_still_at_it(make_bus:
 
 async def test_a_pause_ends_the_work_on_what_was_left(make_bus: MakeBus, dsn: str) -> None:
     """And after it the rest is processed first, as before."""
-    bus = make_bus()
-    subscribe(bus, Noting(), "competing")
-    await bus.start()
-    await bus.subscription(ID).pause()
-    await publish_numbers(bus, *range(5))
-    await until_rows(dsn, lambda rows: len(rows) == 5)
-    await bus.shutdown()
+    await leave_behind(make_bus, dsn, 5)
     ordered, seen = make_bus(), Noting()
 
     async def handle(event: Event) -> None:
@@ -147,13 +181,7 @@ class Summing(Projection[int]):
 
 async def test_a_projection_takes_over_from_workers(make_bus: MakeBus, dsn: str) -> None:
     """Its state has what they left and what comes after."""
-    bus = make_bus()
-    subscribe(bus, Noting(), "competing")
-    await bus.start()
-    await bus.subscription(ID).pause()
-    await publish_numbers(bus, 1, 2, 3)
-    await until_rows(dsn, lambda rows: len(rows) == 3)
-    await bus.shutdown()
+    await leave_behind(make_bus, dsn, 4)
     ordered = make_bus()
     states = PgStateStore(ordered.store, "sums", int)
     ordered.subscribe(Summing(states))

@@ -129,6 +129,33 @@ def test_an_event_that_ends_the_process_becomes_a_dead_letter_and_no_other_does(
     assert len(published - processed(history, "worker")) == 1
 
 
+def test_a_retry_that_ends_the_process_is_told_in_its_letter(dsn: str, tmp_path: Path) -> None:
+    """And does not come again and again."""
+    config = {"max_retries": 0}
+    publish(dsn, "poison")
+
+    def run() -> int:
+        """How many workers die until nothing is left to be done."""
+        for death_count in range(5):
+            with Instance(dsn, tmp_path, "worker", kind="poison", config=config) as worker:
+                worker.ask("start")
+                wait_until(lambda worker=worker: _is_dead(worker) or _is_all_done(dsn), "it dies or is done")  # type: ignore[misc]
+                if not _is_dead(worker):
+                    return death_count
+        raise AssertionError("it dies again and again")
+
+    deaths_before = run()
+    look(dsn, "UPDATE postbus.event_bus_dlq SET retry_wanted_at = now()")
+    deaths = run()
+
+    ((story, wanted_at),) = look(
+        dsn, "SELECT error_history::text, retry_wanted_at FROM postbus.event_bus_dlq"
+    )
+    assert (deaths_before, deaths) == (2, 2)
+    assert str(story).count("interrupted") == 2
+    assert wanted_at is None
+
+
 def _is_dead(worker: Instance) -> bool:
     return worker.process.poll() is not None
 
@@ -140,4 +167,5 @@ def _is_all_done(dsn: str) -> bool:
         "(SELECT max(global_sequence) FROM postbus.events)",
         ID,
     )
-    return bool(fed) and not rows(dsn)
+    wanted = look(dsn, "SELECT 1 FROM postbus.event_bus_dlq WHERE retry_wanted_at IS NOT NULL")
+    return bool(fed) and not wanted and not rows(dsn)

@@ -18,6 +18,7 @@ from postbus.errors import (
     StoreBusyError,
     StoreError,
 )
+from postbus.stores.named_queries import load_queries
 from postbus.stores.postgres.migrations import VERSION, create_notify_trigger, migrate, render_sql
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.soundness import check_sound
@@ -288,6 +289,25 @@ class TestUpgrade:
         await check_sound(connection, "postbus")
 
         assert await describe(connection, "postbus") == fresh
+
+    async def test_so_does_an_upgrade_from_version_1(
+        self, connection: Connection, fresh: dict[str, list[str]]
+    ) -> None:
+        """Which had neither partitions nor an outbox."""
+        await connection.execute("CREATE SCHEMA postbus; SET search_path TO postbus, pg_temp")
+        await connection.execute(
+            "CREATE TABLE postbus_schema "
+            "(version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
+        )
+        for name, block in load_queries("postbus.stores.postgres", "migrations.sql").items():
+            if name.startswith("1_"):
+                await connection.execute(block)
+        await connection.execute("INSERT INTO postbus_schema (version) VALUES (1); RESET search_path")
+        await migrate(connection, "postbus")
+        upgraded = await describe(connection, "postbus")
+
+        assert await _versions(connection) == [1, VERSION]
+        assert {**upgraded, "versions": fresh["versions"]} == fresh
 
     @pytest.mark.parametrize("shape", SHAPES)
     async def test_it_does_so_on_postgresql_18(self, databases18: Databases, shape: str) -> None:

@@ -5,7 +5,7 @@ import logging
 from postbus.delivery.hand import Hand
 from postbus.errors import StoreError
 from postbus.events import SubscriberId
-from postbus.ports import Clock, Outbox
+from postbus.ports import Clock, OutboxWorkers
 
 logger = logging.getLogger("postbus")
 
@@ -18,7 +18,9 @@ _LOOKS_PER_LEASE = 5
 class Leases:
     """Looks after the rows of one pool, for as long as a worker is there."""
 
-    def __init__(self, pool: SubscriberId, outbox: Outbox, hand: Hand, lease: float, clock: Clock) -> None:
+    def __init__(
+        self, pool: SubscriberId, outbox: OutboxWorkers, hand: Hand, lease: float, clock: Clock
+    ) -> None:
         self._pool, self._outbox, self._hand, self._clock = pool, outbox, hand, clock
         self._lease, self._step = lease, lease / _LOOKS_PER_LEASE
         self._workers: set[int] = set()

@@ -6,7 +6,7 @@ from postbus.delivery.checkpoint_writer import CheckpointWriter
 from postbus.delivery.deliveries import sequence_of
 from postbus.delivery.patience import Patience
 from postbus.events import DeadLetter, Event, OutboxEntry, SubscriberId
-from postbus.ports import Outbox
+from postbus.ports import OutboxContents
 
 # With so many events ahead of the workers there is no hurry: they are as well off in the log.
 _MOST_WAITING = 20_000
@@ -23,7 +23,7 @@ class OutboxFeed:
         self,
         pool: SubscriberId,
         writer: CheckpointWriter,
-        outbox: Outbox,
+        outbox: OutboxContents,
         patience: Patience,
         has_changed: Callable[[], bool],
     ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.errors import StoreError
 from postbus.events import GlobalSequence, LogPosition, SubscriberId
-from postbus.ports import CheckpointStore, Clock, Outbox
+from postbus.ports import CheckpointStore, Clock, OutboxContents
 
 # While somebody waits, the database is asked so often, at first and later on.
 _SHORTEST_WAIT = 0.01
@@ -23,7 +23,7 @@ class PoolProgress:
         self,
         pool: SubscriberId,
         checkpoints: CheckpointStore,
-        outbox: Outbox,
+        outbox: OutboxContents,
         patience: Patience,
         clock: Clock,
         on_look: Callable[[], None],

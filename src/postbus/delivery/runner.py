@@ -18,7 +18,7 @@ from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.suspects import Suspects
 from postbus.errors import StoreError
 from postbus.events import Claimed, Event, UndecodablePayload
-from postbus.ports import Clock, Outbox
+from postbus.ports import Clock, OutboxRows
 
 logger = logging.getLogger("postbus")
 
@@ -41,7 +41,7 @@ class Runner:
     def __init__(
         self,
         subscriber: Subscriber,
-        outbox: Outbox,
+        outbox: OutboxRows,
         hand: Hand,
         settling: Settling,
         patience: Patience,

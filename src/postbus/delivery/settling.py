@@ -14,7 +14,7 @@ from postbus.errors import StoreError
 from postbus.events import Claimed, Event
 from postbus.policy.checkpoints import events_until_due, seconds_until_due
 from postbus.policy.retry import is_exhausted, retry_delay
-from postbus.ports import Clock, Outbox
+from postbus.ports import Clock, OutboxRows
 
 logger = logging.getLogger("postbus")
 
@@ -25,7 +25,7 @@ class Settling:
     def __init__(
         self,
         subscriber: Subscriber,
-        outbox: Outbox,
+        outbox: OutboxRows,
         hand: Hand,
         patience: Patience,
         clock: Clock,

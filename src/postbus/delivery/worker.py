@@ -115,6 +115,7 @@ class Worker:
     def resume(self) -> None:
         """Go on."""
         self._is_paused = False
+        self._hand.release_takers()
         self.wake()
 
     def lose(self) -> None:
@@ -164,8 +165,9 @@ class Worker:
             await self._settling.give_back(self._hand.take_back())
             await self._settling.drain()
         if self._is_lost:
-            await self.patience.run(lambda: self._outbox.renew(self._subscriber.id, self._hand.held))
+            # First: it may be lost again meanwhile.
             self._is_lost = False
+            await self.patience.run(lambda: self._outbox.renew(self._subscriber.id, self._hand.held))
         while self._may_begin() and self._has_more and (room := self._room()):
             # First: what comes while we ask may not be in the answer.
             self._has_more = False
@@ -175,7 +177,6 @@ class Worker:
             self.is_behind = len(claimed) >= room
             self._has_more |= self.is_behind
         self.is_ready = True
-        self._hand.release_takers()
         self._on_change()
 
     def _note_pace(self) -> None:

@@ -13,7 +13,7 @@ def rows_ahead(begun_count: int, seconds: float) -> int:
     """
     if seconds <= 0:
         return _MOST_AHEAD
-    return max(1, min(_MOST_AHEAD, round(begun_count / seconds * _SECONDS_AHEAD)))
+    return max(1, round(min(_MOST_AHEAD, begun_count / seconds * _SECONDS_AHEAD)))
 
 
 def room_for(waiting_count: int, ahead: int, idle_count: int) -> int:
