@@ -270,10 +270,10 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     # None: it is not in the log any more.
     event: Event | None
     sequence: GlobalSequence
-    # Attempts that have failed or begun; those without an error ended the process.
+    # Attempts before this one; those without an error ended the process.
     attempt_count: int
     errors: list[str]
-    # A worker ended while it had the row, perhaps because of it: this attempt is counted already.
+    # A worker ended while it had the row, perhaps because of it: an attempt is counted when it begins.
     is_suspect: bool
     dead_letter_id: str | None
 

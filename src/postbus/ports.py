@@ -424,6 +424,10 @@ class OutboxRows(Protocol):
         """
         ...
 
+    async def begin_attempt(self, claimed: Claimed) -> bool:
+        """Count the attempt that begins, of a suspect: should it end the process; False: the row is lost."""
+        ...
+
     async def finish(self, pool: SubscriberId, claimed: Sequence[Claimed], *, is_repeatable: bool) -> None:
         """They were processed: delete them, and resolve the dead letters that they were retries of."""
         ...

@@ -140,6 +140,8 @@ class DyingStore:
         self._inner, self._fate = inner, fate
         self.has_handlers = inner.has_handlers
         self.has_async_transactions = inner.has_async_transactions
+        # Not on the stores that the model runs on.
+        self.members = self.outbox = self.layouts = None
         for name in _PORTS:
             setattr(self, name, DyingPort(name, getattr(inner, name), fate, watch))
 

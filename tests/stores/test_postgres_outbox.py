@@ -92,7 +92,7 @@ class TestFeeding:
 
         found = await rows(dsn)
         assert [row["event_id"] for row in found] == [event.id for event in events]
-        assert {(row["status"], row["claim"], row["locked_by"]) for row in found} == {("pending", 0, None)}
+        assert {(row["status"], row["locked_by"]) for row in found} == {("pending", None)}
         checkpoint = await store.checkpoints.load(POOL)
         assert checkpoint is not None
         assert checkpoint.position == 3
@@ -157,11 +157,13 @@ class TestClaiming:
     ) -> None:
         """At most as many as were asked for."""
         events = await feed(store, 5)
+        before = [row["claim"] for row in await rows(dsn)]
         first, second = await claim(store, 3), await claim(store, 3)
 
         assert numbers(first + second) == [1, 2, 3, 4, 5]
         assert [each.event for each in first + second] == events
-        assert {(row["status"], row["claim"]) for row in await rows(dsn)} == {("processing", 1)}
+        assert {row["status"] for row in await rows(dsn)} == {"processing"}
+        assert [each.claim for each in first + second] == [number + 1 for number in before]
 
     async def test_two_workers_never_get_the_same_row(self, store: PgEventStore, other: PgEventStore) -> None:
         """However often both ask at the same moment."""
@@ -277,7 +279,7 @@ class TestFencing:
         assert present.claim > lost.claim
         return lost
 
-    @pytest.mark.parametrize("write", ["finish", "put_off", "bury", "give_back", "renew"])
+    @pytest.mark.parametrize("write", ["finish", "put_off", "bury", "give_back", "renew", "begin"])
     async def test_a_late_write_changes_nothing(
         self, store: PgEventStore, dsn: str, lost: Claimed, write: str
     ) -> None:
@@ -295,6 +297,8 @@ class TestFencing:
                 await outbox.give_back(POOL, [lost])
             case "renew":
                 await outbox.renew(POOL, [lost])
+            case "begin":
+                assert not await outbox.begin_attempt(lost)
 
         assert await rows(dsn) == before
         assert await ask(dsn, "SELECT count(*) FROM postbus.event_bus_dlq") == 0
@@ -315,7 +319,7 @@ class TestReaping:
     async def test_rows_of_a_worker_that_is_gone_are_suspects(
         self, store: PgEventStore, dsn: str, other: PgEventStore
     ) -> None:
-        """One at a time is claimed of them, and its attempt counts from then on."""
+        """One at a time is claimed of them, and its attempt counts from its beginning on."""
         await feed(store, 3)
         await claim(store)
         await claim(other)
@@ -325,12 +329,15 @@ class TestReaping:
         found = await rows(dsn)
         first = await claim(other)
         none = await claim(other, with_suspect=False)
+        has_begun = await other.outbox.begin_attempt(first[0])
 
         assert {(row["status"], row["is_suspect"], row["attempt_count"]) for row in found} == {
             ("pending", True, 0)
         }
-        assert [(each.is_suspect, each.attempt_count) for each in first] == [(True, 1)]
+        assert [(each.is_suspect, each.attempt_count) for each in first] == [(True, 0)]
         assert none == []
+        assert has_begun
+        assert [row["attempt_count"] for row in await rows(dsn)] == [1, 0, 0]
 
     async def test_rows_of_a_worker_that_lives_are_not(
         self, store: PgEventStore, other: PgEventStore
@@ -362,6 +369,7 @@ class TestReaping:
         await ask(dsn, "UPDATE postbus.event_bus_outbox SET locked_at = now() - interval '1 minute'")
         await store.outbox.reap(POOL, 10.0)
         (suspect,) = await claim(store)
+        await store.outbox.begin_attempt(suspect)
         await store.outbox.give_back(POOL, [suspect])
 
         ((status, is_suspect, count),) = [
@@ -376,8 +384,7 @@ class TestReaping:
         await feed(store, 1)
         await ask(
             dsn,
-            "UPDATE postbus.event_bus_outbox "
-            "SET status = 'processing', locked_by = 'rust', locked_at = now() - interval '1s'",
+            "UPDATE postbus.event_bus_outbox SET status = 'processing', locked_by = 'rust', locked_at = NULL",
         )
 
         assert await store.outbox.reap(POOL, 10.0) == 1
@@ -392,7 +399,7 @@ class TestFailures:
         (again,) = await claim(store)
 
         assert again.errors == ["first", "half \\ud800 and \\x00"]
-        assert (again.attempt_count, again.claim) == (2, 2)
+        assert (again.attempt_count, again.claim) == (2, claimed.claim + 1)
         (row,) = await rows(dsn)
         assert json.loads(row["errors"]) == again.errors
 

@@ -128,6 +128,9 @@ class Runner:
             return
         await self._suspects.enter(self, self._patience)
         try:
+            # Not before: one that only waits must not lose an attempt to one that ends the process.
+            if not await self._patience.run(lambda: self._outbox.begin_attempt(claimed)):
+                raise LostError
             await self._deliver(claimed, event)
         finally:
             self._suspects.leave(self)

@@ -168,5 +168,4 @@ def _answer(written: "asyncio.Future[None] | None", error: BaseException | None)
 
 def errors_of(claimed: Claimed) -> list[str]:
     """One for each attempt before this one; those of which nothing was written have ended the process."""
-    begun_count = claimed.attempt_count - int(claimed.is_suspect)
-    return [INTERRUPTED] * (begun_count - len(claimed.errors)) + claimed.errors
+    return [INTERRUPTED] * (claimed.attempt_count - len(claimed.errors)) + claimed.errors

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from postbus import Event, EventBus
 
-FOLDER = Path(os.environ["WORKER_FOLDER"])
-TARGET = os.environ["WORKER_TARGET"]
+# With defaults, because whoever looks for doctests imports it as well.
+FOLDER = Path(os.environ.get("WORKER_FOLDER", "."))
+TARGET = os.environ.get("WORKER_TARGET", "memory:")
 SHUTDOWN_TIMEOUT = float(os.environ.get("WORKER_SHUTDOWN_TIMEOUT", "30"))
 
 

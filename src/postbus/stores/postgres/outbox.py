@@ -62,8 +62,10 @@ class PgOutbox:
             await self._members.join(_group(pool))
 
     def leave(self, pool: SubscriberId) -> None:
-        """Be none any more. Idempotent."""
-        self._members.leave(_group(pool))
+        """Be none any more, unless there is still somebody here who watches the pool. Idempotent."""
+        # Of two workers here, one of which was unsubscribed, the other one has rows under the same number.
+        if not self._work.is_watched(pool):
+            self._members.leave(_group(pool))
 
     def watch(self, pool: SubscriberId, on_work: Callable[[], None]) -> None:
         """Call this in the event loop when there may be rows for the pool."""
@@ -93,6 +95,11 @@ class PgOutbox:
             # There may be more than was asked for.
             self._work.wake(pool)
         return await self._claimed(rows)
+
+    async def begin_attempt(self, claimed: Claimed) -> bool:
+        """Count the attempt that begins, of a suspect; False: the row is another's."""
+        values = (claimed.row_id, claimed.claim, claimed.attempt_count + 1)
+        return await self._database.fetch_row(self._queries["begin_attempt"], *values) is not None
 
     async def finish(self, pool: SubscriberId, claimed: Sequence[Claimed], *, is_repeatable: bool) -> None:
         """Delete them, and resolve the dead letters that they were retries of."""
@@ -129,7 +136,8 @@ class PgOutbox:
     async def give_back(self, pool: SubscriberId, claimed: Sequence[Claimed]) -> None:
         """They are due at once, and no attempt is counted."""
         if claimed:
-            await self._database.execute(self._queries["give_back_rows"], *_names(claimed))
+            counts = [each.attempt_count for each in claimed]
+            await self._database.execute(self._queries["give_back_rows"], *_names(claimed), counts)
             self._start_over(pool)
 
     async def process(

@@ -44,6 +44,10 @@ class WorkWakeUps:
         with contextlib.suppress(ValueError):
             self._watchers.get(pool, []).remove(on_work)
 
+    def is_watched(self, pool: SubscriberId) -> bool:
+        """Whether anybody is to be called."""
+        return bool(self._watchers.get(pool))
+
     def wake(self, pool: SubscriberId) -> None:
         """There may be rows for the workers of this process."""
         for on_work in self._watchers.get(pool, ()):

@@ -363,8 +363,7 @@ END $postbus$;
 -- name: claim_outbox
 -- Workers compete: each takes rows that are due and that no other worker has, oldest first, *most* at most and as
 -- many suspects as it says; of those that are no suspects only what comes after the given place, and no more after
--- the one whose event makes it *most_bytes*. A suspect's attempt counts from now on, since nobody may be left to
--- count it.
+-- the one whose event makes it *most_bytes*.
 --
 -- A function for its settings: plans are kept, and one that was made when the table was all but empty would read and
 -- sort all of it.
@@ -399,8 +398,7 @@ BEGIN
         FROM due LEFT JOIN events ON events.global_sequence = due.global_sequence
     )
     UPDATE event_bus_outbox AS mine
-    SET status = 'processing', locked_by = holder, locked_at = now(), worker = member, claim = mine.claim + 1,
-        attempt_count = mine.attempt_count + mine.is_suspect::integer
+    SET status = 'processing', locked_by = holder, locked_at = now(), worker = member, claim = mine.claim + 1
     WHERE mine.ctid = ANY (ARRAY(
         SELECT place FROM sized WHERE bytes_before IS NULL OR bytes_before < most_bytes
         UNION ALL SELECT place FROM suspects

@@ -408,6 +408,10 @@ ALTER TABLE event_bus_gap_timeouts
 -- One row for each event that a pool of competing workers has not processed yet. Times are the database's.
 -- claim goes up with every claim; worker is the member of the pool that has the row; errors is a JSON array.
 --
+-- claim begins anywhere, because the commits of feeders and workers need not wait for the disk: a server that goes
+-- down may forget a row and give its id to another, and whoever still has a claim of the first must not have one
+-- of the second.
+--
 -- A row is inserted, updated once and deleted. Half of every page is left free and no index has a column that
 -- a claim changes, so that the update stays in its page. The rows do not stay for long, so that a share of them
 -- says nothing about when to clean up; and to give pages back to the system would lock out all workers.
@@ -421,7 +425,7 @@ CREATE TABLE IF NOT EXISTS event_bus_outbox (
     locked_at timestamptz,
     created_at timestamptz NOT NULL DEFAULT now(),
     available_at timestamptz NOT NULL DEFAULT now(),
-    claim bigint NOT NULL DEFAULT 0,
+    claim bigint NOT NULL DEFAULT (random() * 4611686018427387904)::bigint,
     worker integer,
     attempt_count integer NOT NULL DEFAULT 0,
     errors json NOT NULL DEFAULT '[]',
@@ -436,7 +440,7 @@ CREATE TABLE IF NOT EXISTS event_bus_outbox (
 ALTER TABLE event_bus_outbox
     ALTER event_id TYPE text USING event_id::text,
     ADD COLUMN IF NOT EXISTS available_at timestamptz NOT NULL DEFAULT now(),
-    ADD COLUMN IF NOT EXISTS claim bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS claim bigint NOT NULL DEFAULT (random() * 4611686018427387904)::bigint,
     ADD COLUMN IF NOT EXISTS worker integer,
     ADD COLUMN IF NOT EXISTS attempt_count integer NOT NULL DEFAULT 0,
     ADD COLUMN IF NOT EXISTS errors json NOT NULL DEFAULT '[]',

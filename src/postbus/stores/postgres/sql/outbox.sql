@@ -2,7 +2,8 @@
 -- block of log.sql, {letter_columns} and the others are those of their files.
 
 -- name: claim_rows
--- With their events, or with NULLs for one that is not in the log any more. The commit need not wait for the disk:
+-- With their events, or with NULLs for one that is not in the log any more. What is fed while this is under way is
+-- not due yet: its event would be missing here, where the log is seen as it was at the beginning. The commit need not wait for the disk:
 -- a claim that is lost with the server is none.
 SELECT {event_columns}, taken.row_id, taken.row_claim, taken.number, taken.attempts, taken.row_errors,
     taken.was_suspect, taken.letter, taken.due_at, taken.is_cut, set_config('synchronous_commit', 'off', true)
@@ -29,12 +30,16 @@ SET status = 'pending', locked_by = NULL, locked_at = NULL, worker = NULL, is_su
     attempt_count = $3, errors = $4::text::json, available_at = now() + make_interval(secs => $5)
 WHERE id = $1 AND claim = $2;
 
+-- name: begin_attempt
+-- Of a suspect: nobody may be left to count it afterwards.
+UPDATE {schema}.event_bus_outbox SET attempt_count = $3
+WHERE id = $1 AND claim = $2 AND status = 'processing' RETURNING id;
+
 -- name: give_back_rows
--- A suspect is one still, but this attempt does not count.
+-- A suspect is one still, but this attempt does not count if it has begun.
 UPDATE {schema}.event_bus_outbox AS mine
-SET status = 'pending', locked_by = NULL, locked_at = NULL, worker = NULL,
-    attempt_count = mine.attempt_count - mine.is_suspect::integer
-FROM unnest($1::bigint[], $2::bigint[]) AS given (id, claim)
+SET status = 'pending', locked_by = NULL, locked_at = NULL, worker = NULL, attempt_count = given.attempt_count
+FROM unnest($1::bigint[], $2::bigint[], $3::integer[]) AS given (id, claim, attempt_count)
 WHERE mine.id = given.id AND mine.claim = given.claim AND mine.status = 'processing';
 
 -- name: renew_rows
@@ -48,7 +53,7 @@ WHERE mine.id = given.id AND mine.claim = given.claim AND mine.status = 'process
 -- that was claimed after we looked who is a member is not looked at.
 WITH gone AS MATERIALIZED (
     SELECT id FROM {schema}.event_bus_outbox
-    WHERE subscriber_pool = $1 AND status = 'processing' AND locked_at < now() AND (
+    WHERE subscriber_pool = $1 AND status = 'processing' AND coalesce(locked_at, '-infinity') < now() AND (
         locked_at < now() - make_interval(secs => $3) OR worker IS NULL OR worker <> ALL (ARRAY({members}))
     )
     FOR UPDATE SKIP LOCKED
