@@ -417,6 +417,11 @@ class OutboxRows(Protocol):
     Every write names its claim: one whose lease was lost changes nothing. Time is the database's.
     """
 
+    @property
+    def most_transactions(self) -> int:
+        """How many handlers of process() there can be at once in this instance; others wait for them."""
+        ...
+
     async def claim(self, pool: SubscriberId, limit: int, *, with_suspect: bool) -> list[Claimed]:
         """Take at most *limit* rows that are due and that nobody has, oldest first, and perhaps one suspect.
 

@@ -1,6 +1,7 @@
 """A handler that takes the transaction: its row is deleted in it, so its effects are there exactly once."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
@@ -8,6 +9,7 @@ import asyncpg
 from postbus import Event, RetryPolicy
 from tests.competing.steps import (
     ID,
+    Holding,
     MakeBus,
     compete,
     publish_numbers,
@@ -134,3 +136,48 @@ async def test_a_handler_can_not_end_the_transaction_itself(make_bus: MakeBus, d
 
     assert await query(dsn, "SELECT * FROM effects") == []
     assert (await bus.dlq.list()).total == 1
+
+
+async def test_no_more_rows_are_claimed_than_there_are_connections_for_handlers(make_bus: MakeBus) -> None:
+    """They would wait for one here while other instances have connections to spare."""
+    first, second = make_bus(bus={"pool_size": 4}), make_bus(bus={"pool_size": 4})
+    holding: dict[str, Holding] = {"first": Holding(), "second": Holding()}
+
+    def hold(name: str) -> Callable[[Event, Any], Awaitable[None]]:
+        async def handle(event: Event, _: Any) -> None:
+            await holding[name](event)
+
+        return handle
+
+    compete(first, hold("first"), concurrency=10)
+    compete(second, hold("second"), concurrency=10)
+    await first.start()
+    await publish_numbers(first, *range(10))
+    await until(lambda: holding["first"].running == 2)
+    await second.start()
+    await until(lambda: holding["second"].running == 2)
+    for each in holding.values():
+        each.released.set()
+    await within(10, first.subscription(ID).caught_up())
+
+    assert [each.most_at_once for each in holding.values()] == [2, 2]
+
+
+async def test_a_shutdown_begins_with_no_other_event(make_bus: MakeBus, dsn: str) -> None:
+    """Only handlers that run are waited for."""
+    bus, holding = make_bus(bus={"pool_size": 3}), Holding()
+
+    async def handle(event: Event, _: Any) -> None:
+        await holding(event)
+
+    compete(bus, handle, concurrency=5)
+    await bus.start()
+    await publish_numbers(bus, *range(5))
+    await until(lambda: holding.running == 1)
+    ending = asyncio.ensure_future(bus.shutdown())
+    await until_rows(dsn, lambda rows: sum(row["status"] == "pending" for row in rows) == 4)
+    holding.released.set()
+    await within(10, ending)
+
+    assert len(holding.ended) == 1
+    assert len(await rows_of(dsn)) == 4

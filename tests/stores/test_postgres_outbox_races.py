@@ -109,3 +109,20 @@ async def test_a_worker_that_ends_takes_nothing_from_its_successor_in_the_same_p
     store.outbox.leave(POOL)
     await store.outbox.join(SubscriberId("more"))
     assert await other.outbox.reap(POOL, 10.0) == 1
+
+
+@pytest.mark.parametrize("write", ["finish", "give_back"])
+async def test_a_lease_that_is_renewed_meanwhile_holds_up_nothing(store: PgEventStore, write: str) -> None:
+    """Rows end in another order than they were claimed in: two who wait for each other lose a second."""
+    for _ in range(10):
+        await feed(store, 400)
+        claimed = await claim(store, 400)
+        ended = claimed[::-1]
+        outbox = store.outbox
+        writing = (
+            outbox.finish(POOL, ended, is_repeatable=True)
+            if write == "finish"
+            else outbox.give_back(POOL, ended)
+        )
+        await asyncio.gather(outbox.renew(POOL, claimed), writing)
+        await outbox.finish(POOL, claimed, is_repeatable=True)

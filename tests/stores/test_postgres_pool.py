@@ -69,7 +69,9 @@ async def test_connections_that_nobody_needs_are_closed(
     monkeypatch.setattr(own_pool, "_IDLE_SECONDS", 0.1)
     async with opened(postgres_dsn, pool_size=3) as database:
         await lend_all(database, 3)
-        session = await database.session.run(lambda connection: connection.fetchval("SELECT pg_backend_pid()"))
+        session = await database.session.run(
+            lambda connection: connection.fetchval("SELECT pg_backend_pid()")
+        )
         await until_none(postgres_dsn, f"{_OURS} AND pid <> {session}")
         await lend_all(database, 3)
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 from postbus.delivery.pool_progress import PoolProgress
+from postbus.delivery.receivers import TransactionalReceiver
 from postbus.delivery.service import Service
 from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.subscriber_loop import SubscriberLoop
@@ -172,6 +173,9 @@ class CompetingWorkers:
 
     def _make_worker(self) -> Worker:
         concurrency = self.subscriber.concurrency
+        if isinstance(self.subscriber.receiver, TransactionalReceiver):
+            # Rows that wait here for a connection would be missing where there is one.
+            concurrency = min(concurrency, self._workplace.outbox.most_transactions)
         return Worker(self.subscriber, self._workplace, self._note_work, concurrency=concurrency)
 
     def _make_progress(self) -> PoolProgress:

@@ -59,6 +59,8 @@ class Database:
         self._size = _usable_size(target, pool_size, has_own_session=self._direct_dsn is not None)
         self._pool: Pool | None = None
         self._openings: set[asyncio.Task[Any]] = set()
+        self.most_handlers = max(1, self._size - _KEPT_FROM_HANDLERS)
+        """How many handlers can have a transaction at once."""
         self._handler_places: asyncio.Semaphore
         self._is_open = self._was_closed = False
         self._opening = asyncio.Lock()
@@ -84,7 +86,7 @@ class Database:
             if self._is_open:
                 return
             self._pool = self._make_pool()
-            self._handler_places = asyncio.Semaphore(max(1, self._size - _KEPT_FROM_HANDLERS))
+            self._handler_places = asyncio.Semaphore(self.most_handlers)
             try:
                 await self._prepare()
                 await self.session.start()

@@ -56,6 +56,11 @@ class PgOutbox:
         self._has_warned = False
         database.session.on_lost(self._places.clear)
 
+    @property
+    def most_transactions(self) -> int:
+        """How many handlers of process() there can be at once in this instance; others wait for them."""
+        return self._database.most_handlers
+
     async def join(self, pool: SubscriberId) -> None:
         """Be a worker of this pool, also after the session was lost and replaced. Idempotent."""
         if not self._members.has_joined(_group(pool)):
@@ -136,7 +141,7 @@ class PgOutbox:
     async def give_back(self, pool: SubscriberId, claimed: Sequence[Claimed]) -> None:
         """They are due at once, and no attempt is counted."""
         if claimed:
-            counts = [each.attempt_count for each in claimed]
+            counts = [each.attempt_count for each in _in_order(claimed)]
             await self._database.execute(self._queries["give_back_rows"], *_names(claimed), counts)
             self._start_over(pool)
 
@@ -285,7 +290,12 @@ def _read_errors(text: str) -> list[str]:
 
 
 def _names(claimed: Sequence[Claimed]) -> tuple[list[int], list[int]]:
-    return [each.row_id for each in claimed], [each.claim for each in claimed]
+    ordered = _in_order(claimed)
+    return [each.row_id for each in ordered], [each.claim for each in ordered]
+
+
+def _in_order(claimed: Sequence[Claimed]) -> list[Claimed]:
+    return sorted(claimed, key=lambda each: each.row_id)
 
 
 def _group(pool: SubscriberId) -> str:

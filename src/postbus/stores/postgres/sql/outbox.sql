@@ -1,10 +1,11 @@
--- Rows are named by id and claim: whoever has lost one to another claim changes nothing. {event_columns} is the
--- block of log.sql, {letter_columns} and the others are those of their files.
+-- Rows are named by id and claim: whoever has lost one to another claim changes nothing. Several are locked in the
+-- order of their ids, or not waited for: what a worker does about them at the same time must not wait in a ring.
+-- {event_columns} is the block of log.sql, {letter_columns} and the others are those of their files.
 
 -- name: claim_rows
 -- With their events, or with NULLs for one that is not in the log any more. What is fed while this is under way is
--- not due yet: its event would be missing here, where the log is seen as it was at the beginning. The commit need not wait for the disk:
--- a claim that is lost with the server is none.
+-- not due yet: its event would be missing here, where the log is seen as it was at the beginning. The commit need
+-- not wait for the disk: a claim that is lost with the server is none.
 SELECT {event_columns}, taken.row_id, taken.row_claim, taken.number, taken.attempts, taken.row_errors,
     taken.was_suspect, taken.letter, taken.due_at, taken.is_cut, set_config('synchronous_commit', 'off', true)
 FROM {schema}.claim_outbox($1, $2, $3, $4, $5, $6, $7, $8) AS taken
@@ -37,16 +38,27 @@ WHERE id = $1 AND claim = $2 AND status = 'processing' RETURNING id;
 
 -- name: give_back_rows
 -- A suspect is one still, but this attempt does not count if it has begun.
+WITH held AS MATERIALIZED (
+    SELECT mine.id, given.attempt_count
+    FROM {schema}.event_bus_outbox AS mine
+    JOIN unnest($1::bigint[], $2::bigint[], $3::integer[]) AS given (id, claim, attempt_count)
+        ON mine.id = given.id AND mine.claim = given.claim AND mine.status = 'processing'
+    ORDER BY mine.id FOR UPDATE OF mine
+)
 UPDATE {schema}.event_bus_outbox AS mine
-SET status = 'pending', locked_by = NULL, locked_at = NULL, worker = NULL, attempt_count = given.attempt_count
-FROM unnest($1::bigint[], $2::bigint[], $3::integer[]) AS given (id, claim, attempt_count)
-WHERE mine.id = given.id AND mine.claim = given.claim AND mine.status = 'processing';
+SET status = 'pending', locked_by = NULL, locked_at = NULL, worker = NULL, attempt_count = held.attempt_count
+FROM held WHERE mine.id = held.id;
 
 -- name: renew_rows
--- The worker may be listed under another number by now.
+-- The worker may be listed under another number by now. What is locked is about to be written anyway.
+WITH held AS MATERIALIZED (
+    SELECT mine.id
+    FROM {schema}.event_bus_outbox AS mine JOIN unnest($1::bigint[], $2::bigint[]) AS given (id, claim)
+        ON mine.id = given.id AND mine.claim = given.claim AND mine.status = 'processing'
+    FOR UPDATE OF mine SKIP LOCKED
+)
 UPDATE {schema}.event_bus_outbox AS mine SET locked_at = now(), worker = $3
-FROM unnest($1::bigint[], $2::bigint[]) AS given (id, claim)
-WHERE mine.id = given.id AND mine.claim = given.claim AND mine.status = 'processing';
+FROM held WHERE mine.id = held.id;
 
 -- name: reap_rows
 -- What those have who are not members of the pool ($2) any more, or who gave no sign of life for $3 seconds. A row
