@@ -13,6 +13,8 @@ logger = logging.getLogger("postbus")
 # for rows that nobody keeps.
 _SECONDS_BETWEEN_LOOKS = 0.5
 _LOOKS_PER_LEASE = 5
+# Looking through a long outbox takes time: no more than this share of all time.
+_SHARE_OF_TIME = 0.05
 
 
 class Leases:
@@ -25,7 +27,7 @@ class Leases:
         self._lease, self._step = lease, lease / _LOOKS_PER_LEASE
         self._workers: set[int] = set()
         self._renewed_at = clock.monotonic()
-        self._reaped_at = -lease
+        self._reap_at = clock.monotonic()
 
     async def keep(self) -> None:
         """Until cancelled."""
@@ -47,9 +49,10 @@ class Leases:
         is_one_gone = not self._workers <= set(workers)
         self._workers = set(workers)
         # One worker is enough to do it.
-        if me == min(workers, default=None) and (is_one_gone or now - self._reaped_at >= self._step):
-            self._reaped_at = now
+        if me == min(workers, default=None) and (is_one_gone or now >= self._reap_at):
             await self._reap()
+            taken = self._clock.monotonic() - now
+            self._reap_at = now + max(self._step, taken / _SHARE_OF_TIME)
 
     async def _reap(self) -> None:
         count = await self._outbox.reap(self._pool, self._lease)

@@ -113,7 +113,7 @@ class Runner:
                 raise
         except LostError:
             logger.warning(
-                "event %d was taken from this worker of %s, and what its handler did is undone",
+                "event %d was taken from this worker of %s, and its handler took no effect here",
                 claimed.sequence,
                 self._subscriber.id,
             )

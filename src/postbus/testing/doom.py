@@ -97,7 +97,9 @@ class Doom:
             on_stored((), (), self.error)
 
     def _end(self) -> None:
-        self._ended = asyncio.all_tasks(self._loop) - self._bystanders
+        # A connection that is on its way is nobody's yet, and its driver does not bear to be cancelled.
+        alive = {task for task in asyncio.all_tasks(self._loop) if task.get_name() != "postbus connecting"}
+        self._ended = alive - self._bystanders
         for task in self._ended:
             task.cancel()
         self.died.set_result(None)

@@ -95,7 +95,7 @@ async def outlive_caller(
 
     A connection whose caller was cancelled is given to *on_unwanted*.
     """
-    task = asyncio.create_task(opening)
+    task = asyncio.create_task(opening, name="postbus connecting")
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     try:
