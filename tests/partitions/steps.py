@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import asyncpg
 
 from postbus import Event, PgEventBus, ReliableDeliveryConfig
-from postbus.delivery.layout_change import group_of
+from postbus.delivery.parts.layout_change import group_of
 from postbus.events import Part, SubscriberId
 from postbus.policy.partitions import part_id
 from postbus.stores.postgres.store import PgEventStore

@@ -3,18 +3,18 @@
 import asyncio
 import contextlib
 
-from postbus.delivery.pool_progress import PoolProgress
+from postbus.delivery.outbox.progress import PoolProgress
+from postbus.delivery.outbox.worker import Worker, Workplace
 from postbus.delivery.receivers import TransactionalReceiver
 from postbus.delivery.service import Service
 from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.subscriber_loop import SubscriberLoop
-from postbus.delivery.worker import Worker, Workplace
 from postbus.errors import StoreError, WaitsForItselfError
 from postbus.events import GlobalSequence
 from postbus.ports import Store
 
 
-class CompetingWorkers:
+class CompetingService:
     """Serves it in this instance: a feeder, which may stand by, and a worker. Fulfils Service."""
 
     def __init__(self, feeder: SubscriberLoop, store: Store, workplace: Workplace) -> None:

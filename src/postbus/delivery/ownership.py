@@ -20,7 +20,7 @@ from postbus.delivery.failures import Failed, FailureMemory, Failures
 from postbus.delivery.gap_watch import GapWatch
 from postbus.delivery.handler_watch import HandlerWatch
 from postbus.delivery.log_reader import LogReader
-from postbus.delivery.outbox_feed import OutboxFeed
+from postbus.delivery.outbox.feed import OutboxFeed
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.receivers import TransactionalReceiver
 from postbus.delivery.single_deliveries import SingleDeliveries

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 
 from postbus.config import InstanceMode, ReliableDeliveryConfig
-from postbus.delivery.layout_change import LayoutChange, group_of
-from postbus.delivery.part_loops import MakePartLoop, PartLoops, PartTerms
-from postbus.delivery.part_progress import PartProgress
+from postbus.delivery.parts.layout_change import LayoutChange, group_of
+from postbus.delivery.parts.loops import MakePartLoop, PartLoops, PartTerms
+from postbus.delivery.parts.progress import PartProgress
+from postbus.delivery.parts.spread import Spread
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.service import Service
-from postbus.delivery.spread import Spread
 from postbus.delivery.subscriber import Subscriber
 from postbus.errors import StoreClosedError, WaitsForItselfError
 from postbus.events import GlobalSequence

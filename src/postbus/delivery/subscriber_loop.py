@@ -8,11 +8,11 @@ from collections.abc import Callable
 from postbus.config import InstanceMode, ReliableDeliveryConfig
 from postbus.delivery.deliveries import LeftBehindError
 from postbus.delivery.failures import FailureMemory
-from postbus.delivery.layout_change import LayoutChange, group_of
 from postbus.delivery.log_reader import LogReader
-from postbus.delivery.outbox_drain import OutboxDrain
+from postbus.delivery.outbox.drain import OutboxDrain
 from postbus.delivery.ownership import Ownership, Surroundings
-from postbus.delivery.part_loops import MakePartLoop, PartLoops, PartTerms
+from postbus.delivery.parts.layout_change import LayoutChange, group_of
+from postbus.delivery.parts.loops import MakePartLoop, PartLoops, PartTerms
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.service import Service
 from postbus.delivery.subscriber import Subscriber, find_start

@@ -5,17 +5,17 @@ import contextvars
 from collections.abc import Awaitable, Callable, Iterator
 
 from postbus.config import ReliableDeliveryConfig
-from postbus.delivery.competing import CompetingWorkers
+from postbus.delivery.competing import CompetingService
 from postbus.delivery.handle import SubscriptionHandle
 from postbus.delivery.log_reader import LogReader
-from postbus.delivery.outbox_drain import OutboxDrain
-from postbus.delivery.part_loops import PartTerms
+from postbus.delivery.outbox.drain import OutboxDrain
+from postbus.delivery.outbox.worker import Workplace
 from postbus.delivery.partitioned import PartitionedService
+from postbus.delivery.parts.loops import PartTerms
 from postbus.delivery.service import Service
 from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.subscriber_loop import SubscriberLoop
 from postbus.delivery.suspects import Suspects
-from postbus.delivery.worker import Workplace
 from postbus.errors import DuplicateSubscriberError, SubscriptionNotFoundError
 from postbus.events import GlobalSequence
 from postbus.ports import Clock, Store
@@ -144,7 +144,7 @@ class Subscribers:
         if subscriber.mode == "competing":
             workplace = self._workplace
             assert workplace is not None, "checked when it was registered"
-            return CompetingWorkers(self._make_loop(subscriber), self._store, workplace)
+            return CompetingService(self._make_loop(subscriber), self._store, workplace)
         return self._make_loop(subscriber)
 
     def _make_loop(self, subscriber: Subscriber, part: PartTerms | None = None) -> SubscriberLoop:

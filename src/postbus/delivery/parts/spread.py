@@ -2,7 +2,7 @@
 
 import logging
 
-from postbus.delivery.part_loops import MakePartLoop, PartLoops, PartTerms
+from postbus.delivery.parts.loops import MakePartLoop, PartLoops, PartTerms
 from postbus.delivery.patience import Patience
 from postbus.delivery.subscriber import Subscriber, split
 from postbus.events import Part

@@ -1,6 +1,6 @@
 """How far all parts of a subscriber are, here and elsewhere: from their loops, or from their rows."""
 
-from postbus.delivery.part_loops import PartLoops
+from postbus.delivery.parts.loops import PartLoops
 from postbus.delivery.service import Service
 from postbus.events import Checkpoint, GlobalSequence, Layout, LogPosition
 

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from postbus.delivery.crew import Crew
-from postbus.delivery.hand import Hand
-from postbus.delivery.leases import Leases
+from postbus.delivery.outbox.crew import Crew
+from postbus.delivery.outbox.hand import Hand
+from postbus.delivery.outbox.leases import Leases
+from postbus.delivery.outbox.runner import Runner, TakeEffects
+from postbus.delivery.outbox.settling import Settling
 from postbus.delivery.patience import Patience, StoppedError
-from postbus.delivery.runner import Runner, TakeEffects
-from postbus.delivery.settling import Settling
 from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.suspects import Suspects
 from postbus.errors import StoreClosedError

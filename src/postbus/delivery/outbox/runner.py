@@ -8,12 +8,12 @@ from typing import Any
 
 from postbus.delivery.deliveries import LeftBehindError, PutOffError, describe_timeout, describe_undecodable
 from postbus.delivery.failures import Failed
-from postbus.delivery.hand import Hand
 from postbus.delivery.handler_calls import HandlerCalls
 from postbus.delivery.handler_watch import HandlerWatch
+from postbus.delivery.outbox.hand import Hand
+from postbus.delivery.outbox.settling import Settling, errors_of
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.receivers import Effects, TransactionalReceiver
-from postbus.delivery.settling import Settling, errors_of
 from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.suspects import Suspects
 from postbus.errors import StoreError

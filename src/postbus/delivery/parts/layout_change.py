@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
-from postbus.delivery.part_loops import MakePartLoop, PartLoops, PartTerms
+from postbus.delivery.parts.loops import MakePartLoop, PartLoops, PartTerms
 from postbus.delivery.patience import Patience
 from postbus.delivery.receivers import StatefulReceiver
 from postbus.delivery.subscriber import Subscriber, split

@@ -2,7 +2,7 @@
 
 import logging
 
-from postbus.delivery.hand import Hand
+from postbus.delivery.outbox.hand import Hand
 from postbus.errors import StoreError
 from postbus.events import SubscriberId
 from postbus.ports import Clock, OutboxWorkers

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from postbus.delivery.attempts import describe_error
 from postbus.delivery.failures import Failed
+from postbus.delivery.outbox.worker import Worker, Workplace
 from postbus.delivery.patience import Patience
 from postbus.delivery.receivers import Effects
 from postbus.delivery.subscriber import Subscriber
-from postbus.delivery.worker import Worker, Workplace
 from postbus.errors import DuplicateEventIdError, WrongExpectedVersionError
 from postbus.events import Checkpoint, Event, GlobalSequence, Progress
 from postbus.ids import new_event_id

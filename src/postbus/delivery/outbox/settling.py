@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from postbus.config import Batched
 from postbus.delivery.failures import INTERRUPTED, Failed, tell_dead_letter, tell_failure
-from postbus.delivery.hand import Hand
+from postbus.delivery.outbox.hand import Hand
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.subscriber import Subscriber
 from postbus.errors import StoreError
