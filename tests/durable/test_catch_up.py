@@ -107,6 +107,7 @@ async def test_subscribers_have_checkpoints_of_their_own(make_bus: MakeBus) -> N
     bus.subscribe("*", quick, id="quick")
     await bus.publish_many([("a", 1), ("b", 2), ("c", 3)])
     await soon(bus.subscription("quick").caught_up())
+    await soon(stuck.started.wait())
 
     assert await position_of(bus, "quick") == 3
     assert await position_of(bus, "stuck") == 0

@@ -10,6 +10,8 @@ from collections.abc import Callable
 _STDIN = 0
 GRACE_SECONDS = 5.0
 """How much longer than its shutdown_timeout a bus may take until its process is ended by force."""
+# A supervisor that is still there does it, and tells of it; only after that the process ends itself.
+_AFTER_SUPERVISOR = 2.0
 
 
 class Leash:
@@ -42,5 +44,6 @@ class Leash:
         # A closed event loop has come to its end already.
         with contextlib.suppress(RuntimeError):
             self._ask()
-        time.sleep(min(self._shutdown_timeout() + GRACE_SECONDS, threading.TIMEOUT_MAX))
+        patience = self._shutdown_timeout() + GRACE_SECONDS + _AFTER_SUPERVISOR
+        time.sleep(min(patience, threading.TIMEOUT_MAX))
         os._exit(1)
