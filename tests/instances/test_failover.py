@@ -25,9 +25,9 @@ from tests.postgres.proxy import Proxy
 from tests.postgres.server import Server
 
 HAND_OVER, AFTER_KILL = 0.2, 1.0
-# Small, so that the tests are quick; the rule is the same for 10 s.
-FAILOVER_TIMEOUT = 3.0
-SILENCE = "2s"
+# The default, and how long the server bears silence then.
+FAILOVER_TIMEOUT = 10.0
+SILENCE = "8s"
 ROUNDS = 5
 CHANNEL = "postbus:postbus"
 # How many of these processes wait for their clients to take what they send.

@@ -54,7 +54,7 @@ async def test_parts_are_spread_evenly_over_the_instances(
         for at, spread in enumerate(expected):
             bus = await stack.enter_async_context(make_bus(postgres_dsn, history.handler(str(at)), count))
             buses.append(bus)
-            assert await parts.until(*spread, count=count) < 2.5
+            assert await parts.until(*spread, count=count) < 4.0
         states = sorted(["live"] * min(count, 4) + ["standby"] * max(0, 4 - count))
 
         await soon(lambda: sorted(bus.subscription(ID).state for bus in buses) == states)
@@ -97,7 +97,7 @@ async def test_what_an_instance_leaves_is_taken_at_once(postgres_dsn: str) -> No
         expected = await publish(bus, 100)
         await leaver.shutdown()
 
-        assert await parts.until(8) < 1.0
+        assert await parts.until(8) < 2.5
         await bus.subscription(ID).caught_up(timeout=10)
         check_once(history.sequences, expected)
         history.check_order()
@@ -113,7 +113,7 @@ async def test_unsubscribing_is_leaving(postgres_dsn: str) -> None:
     ):
         await parts.until(4, 4)
         other.unsubscribe(ID)
-        assert await parts.until(8) < 1.0
+        assert await parts.until(8) < 2.5
         other.subscribe("*", history.handler("b"), id=ID, partitions=8)
 
         await parts.until(4, 4)
@@ -158,7 +158,7 @@ async def test_the_parts_of_a_killed_instance_are_taken_over(postgres_dsn: str, 
             await bus.subscription(ID).caught_up(timeout=20)
             done = [*history.sequences, *(each.sequence for each in all_done(process))]
 
-        assert taken < 2.5
+        assert taken < 4.0
         assert set(done) == set(expected)
         assert len(done) - len(expected) <= 4
 
@@ -182,7 +182,7 @@ async def test_an_instance_that_stands_still_loses_its_parts(postgres_dsn: str, 
             process.wait()
             done = [*history.handled, *all_done(process)]
 
-        assert taken < 4.0
+        assert taken < 6.0
         assert {each.sequence for each in done} == set(expected)
         # What was at hand when it stood still may come twice: one event of each part.
         assert len(done) - len(expected) <= 4
