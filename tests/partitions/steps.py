@@ -154,7 +154,7 @@ async def publish(bus: PgEventBus, count: int, streams: int = 20, prefix: str = 
     """So many events, in turn in so many streams; their numbers."""
     before = await bus.store.head()
     ids = {await bus.publish("test.done", at, stream_id=f"{prefix}-{at % streams}") for at in range(count)}
-    events = await bus.store.read_all(after=before, limit=2 * count)
+    events = await bus.store.read_all(after=before, limit=100 * count)
     numbers = [event.global_sequence or 0 for event in events if event.id in ids]
     assert len(numbers) == count
     return numbers

@@ -42,7 +42,12 @@ class OutboxDrain:
         logger.info("subscriber %s first processes what competing workers have left", pool)
         effects = _EffectsOfDrain(self._checkpoints, claim, patience)
         worker = self._worker = Worker(
-            subscriber, self._workplace, self._note_change, concurrency=1, take_effects=effects.take
+            subscriber,
+            self._workplace,
+            self._note_change,
+            concurrency=1,
+            take_effects=effects.take,
+            is_to_halt=has_changed,
         )
         worker.start()
         try:

@@ -49,9 +49,12 @@ class Worker:
         *,
         concurrency: int,
         take_effects: TakeEffects | None = None,
+        is_to_halt: Callable[[], bool] = lambda: False,
     ) -> None:
+        """*is_to_halt* is asked before each event, where somebody else decides over a pause."""
         self._subscriber, self._at, self._on_change = subscriber, workplace, on_change
         self._concurrency, self._take_effects = concurrency, take_effects
+        self._is_to_halt = is_to_halt
         self._outbox, self._clock = workplace.outbox, workplace.clock
         self.patience = Patience(subscriber.id, workplace.clock, workplace.noise, on_change)
         self._hand = Hand(self._note_low, self.wake)
@@ -194,7 +197,8 @@ class Worker:
         return room_for(self._hand.waiting_count, self._ahead, self._hand.idle_count)
 
     def _may_begin(self) -> bool:
-        return not (self._is_paused or self._is_lost or self.patience.is_stopping)
+        is_halted = self._is_paused or self._is_lost or self.patience.is_stopping
+        return not is_halted and not self._is_to_halt()
 
     async def _finish(self) -> None:
         """Nothing is begun any more."""
