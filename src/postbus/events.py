@@ -253,6 +253,13 @@ class RetryOutcome(msgspec.Struct, frozen=True):
     error: str | None
 
 
+class FencedOwner(NamedTuple):
+    """A checkpoint and the epoch under which somebody may write for it."""
+
+    checkpoint_id: SubscriberId
+    epoch: int
+
+
 class OutboxEntry(msgspec.Struct, frozen=True):
     """An event for the workers of a pool; *dead_letter_id*: it is the retry of that dead letter."""
 

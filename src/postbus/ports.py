@@ -13,6 +13,7 @@ from postbus.events import (
     DeadLetterPage,
     Draft,
     Event,
+    FencedOwner,
     GlobalSequence,
     Layout,
     LogPage,
@@ -195,11 +196,12 @@ class DeadLetterStore(Protocol):
         ...
 
     async def bury_late(
-        self, subscriber_id: SubscriberId, wanted: WantedEvents | None, error: str
+        self, subscriber_id: SubscriberId, wanted: WantedEvents | None, error: str, owner: FencedOwner
     ) -> list[Event]:
         """Make dead letters of the events that appeared at numbers which the subscriber had given up.
 
         Those that are wanted, each once; the events. A number that a part gave up counts for its events only.
+        SubscriberFencedError, and nothing is written, unless *owner* is the present one.
         """
         ...
 

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from postbus.events import Event, Gap, GlobalSequence, SubscriberId
+from postbus.errors import SubscriberFencedError
+from postbus.events import Event, FencedOwner, Gap, GlobalSequence, SubscriberId
 from postbus.policy.patterns import TypeFilter
 from postbus.stores.postgres import PgEventStore
 from postbus.testing import ManualClock
@@ -50,10 +51,32 @@ async def _give_up(store: PgEventStore, subscriber_id: SubscriberId, *gaps: tupl
 async def _bury_late(
     store: PgEventStore, subscriber_id: SubscriberId = MAIL, patterns: Iterable[str] = ("order.*",)
 ) -> list[Event]:
-    return await store.dead_letters.bury_late(subscriber_id, TypeFilter(list(patterns)), "came too late")
+    owner = await _owner(store, subscriber_id)
+    return await store.dead_letters.bury_late(
+        subscriber_id, TypeFilter(list(patterns)), "came too late", owner
+    )
+
+
+async def _owner(store: PgEventStore, subscriber_id: SubscriberId = MAIL) -> FencedOwner:
+    checkpoint = await store.checkpoints.load(subscriber_id)
+    return FencedOwner(subscriber_id, 0 if checkpoint is None else checkpoint.epoch)
 
 
 class TestBuryLate:
+    async def test_one_who_is_no_longer_the_owner_writes_nothing(
+        self, store: PgEventStore, writer: Session
+    ) -> None:
+        """It is told so, and the present owner finds the event."""
+        await _give_up(store, MAIL, (1, 1))
+        former = await _owner(store)
+        await insert(writer, [1])
+        await store.checkpoints.claim(MAIL, START)
+
+        with pytest.raises(SubscriberFencedError):
+            await store.dead_letters.bury_late(MAIL, None, "came too late", former)
+        assert (await store.dead_letters.page(10, 0, MAIL)).total == 0
+        assert numbers_of(await store.dead_letters.bury_late(MAIL, None, "late", await _owner(store))) == [1]
+
     async def test_an_event_at_a_number_that_was_given_up_becomes_a_dead_letter(
         self, store: PgEventStore, writer: Session, clock: ManualClock
     ) -> None:
@@ -99,7 +122,7 @@ class TestBuryLate:
         await insert(writer, [2])
         wanted = await _bury_late(store)
         exact = await _bury_late(store, patterns=["order.placed", "mail.opened"])
-        all_types = await store.dead_letters.bury_late(MAIL, None, "came too late")
+        all_types = await store.dead_letters.bury_late(MAIL, None, "came too late", await _owner(store))
 
         assert [numbers_of(late) for late in (wanted, exact, all_types)] == [[2], [], [1, 3]]
 

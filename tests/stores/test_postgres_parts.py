@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from postbus.events import Burial, Event, Gap, GlobalSequence, LogPosition, Part, SubscriberId
+from postbus.events import Burial, Event, FencedOwner, Gap, GlobalSequence, LogPosition, Part, SubscriberId
 from postbus.policy.partitions import part_id, part_of, part_of_event
 from postbus.policy.patterns import TypeFilter
 from postbus.stores.postgres.store import PgEventStore
@@ -116,7 +116,14 @@ async def give_up(store: PgEventStore, part: Part, *gaps: Gap) -> None:
 
 
 async def bury_late(store: PgEventStore, part: Part) -> list[Event]:
-    return await store.dead_letters.bury_late(MAIL, of_part(part), "came too late")
+    return await store.dead_letters.bury_late(
+        MAIL, of_part(part), "came too late", await owner_of(store, part_id(MAIL, part))
+    )
+
+
+async def owner_of(store: PgEventStore, checkpoint_id: SubscriberId) -> FencedOwner:
+    checkpoint = await store.checkpoints.load(checkpoint_id)
+    return FencedOwner(checkpoint_id, 0 if checkpoint is None else checkpoint.epoch)
 
 
 class TestGivenUpNumbers:
@@ -152,7 +159,9 @@ class TestGivenUpNumbers:
             await insert(writer, [1])
 
         assert await bury_late(store, PARTS[seen_by]) == []
-        assert await store.dead_letters.bury_late(MAIL, None, "came too late") == []
+        assert (
+            await store.dead_letters.bury_late(MAIL, None, "came too late", await owner_of(store, MAIL)) == []
+        )
 
     async def test_they_are_not_forgotten_when_the_layout_changes(
         self, store: PgEventStore, postgres_dsn: str

@@ -18,6 +18,7 @@ from postbus.events import (
     Burial,
     Checkpoint,
     Event,
+    FencedOwner,
     Gap,
     GlobalSequence,
     LogPosition,
@@ -80,6 +81,11 @@ class CheckpointWriter:
         self._alarm: asyncio.Task[None] | None = None
         self._beside: asyncio.Task[None] | None = None
         self._saving = asyncio.Lock()
+
+    @property
+    def owner(self) -> FencedOwner:
+        """For whom it writes, and under which epoch."""
+        return FencedOwner(self._subscriber_id, self.epoch)
 
     @property
     def position(self) -> GlobalSequence:

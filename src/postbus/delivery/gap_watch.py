@@ -104,7 +104,8 @@ class GapWatch:
         if now - self._looked_for_late_at < self._gap_timeout:
             return
         self._looked_for_late_at = now
-        for event in await self._store.dead_letters.bury_late(self._subscriber_id, self._wanted, _LATE):
+        owner, dead_letters = self._writer.owner, self._store.dead_letters
+        for event in await dead_letters.bury_late(self._subscriber_id, self._wanted, _LATE, owner):
             logger.error(
                 "event %s (%s) came too late for %s, at the number %s that it had given up: "
                 "it is a dead letter",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from postbus.errors import NotADeadLetterError
-from postbus.events import DeadLetter, DeadLetterPage, Event, EventStatus, Part, SubscriberId
+from postbus.events import DeadLetter, DeadLetterPage, Event, EventStatus, FencedOwner, Part, SubscriberId
 from postbus.ports import WantedEvents
 from postbus.stores.memory.records import Grave, Record, to_dead_letter
 from postbus.stores.memory.state import State
@@ -91,6 +91,7 @@ class InMemoryDeadLetters:
         subscriber_id: SubscriberId,  # noqa: ARG002
         wanted: WantedEvents | None,  # noqa: ARG002
         error: str,  # noqa: ARG002
+        owner: FencedOwner,  # noqa: ARG002
     ) -> list[Event]:
         """None: numbers commit in order, so no number is ever given up."""
         return []

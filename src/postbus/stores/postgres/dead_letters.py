@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from postbus.errors import EventNotFoundError, NotADeadLetterError
-from postbus.events import Burial, DeadLetter, DeadLetterPage, Event, Part, SubscriberId
+from postbus.errors import EventNotFoundError, NotADeadLetterError, SubscriberFencedError
+from postbus.events import Burial, DeadLetter, DeadLetterPage, Event, FencedOwner, Part, SubscriberId
 from postbus.ports import Clock, WantedEvents
 from postbus.stores.postgres.burials import bury
 from postbus.stores.postgres.database import Database
@@ -85,7 +85,7 @@ class PgDeadLetters:
         return [dead_letter_from_row(row) for row in rows]
 
     async def bury_late(
-        self, subscriber_id: SubscriberId, wanted: WantedEvents | None, error: str
+        self, subscriber_id: SubscriberId, wanted: WantedEvents | None, error: str, owner: FencedOwner
     ) -> list[Event]:
         """Make dead letters of the events that appeared at numbers which the subscriber had given up."""
         types = (None, None) if wanted is None else type_condition(wanted)
@@ -94,13 +94,19 @@ class PgDeadLetters:
         late: list[Event] = []
         # Mostly there is none, and nothing has to be locked to see that.
         while found := await self._database.fetch(self._queries["read_late"], *place):
-            late += await self._bury_late(place, sorted({row["given_up_id"] for row in found}), error)
+            given_up = sorted({row["given_up_id"] for row in found})
+            late += await self._bury_late(place, given_up, error, owner)
             if len(found) < _MOST_LATE:
                 break
         return late
 
-    async def _bury_late(self, place: tuple[object, ...], given_up: list[int], error: str) -> list[Event]:
+    async def _bury_late(
+        self, place: tuple[object, ...], given_up: list[int], error: str, owner: FencedOwner
+    ) -> list[Event]:
         async with self._database.transaction() as connection:
+            await connection.execute(self._queries["wait_briefly"])
+            if await connection.fetchval(self._queries["hold_ownership"], *owner) is None:
+                raise SubscriberFencedError(*owner)
             await connection.fetch(self._queries["lock_given_up"], given_up)
             # Once more: another instance may have buried them before they were locked.
             found = await connection.fetch(self._queries["read_late"], *place)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from postbus.errors import EventNotFoundError, NotADeadLetterError
-from postbus.events import DeadLetter, DeadLetterPage, Event, Part, SubscriberId
+from postbus.events import DeadLetter, DeadLetterPage, Event, FencedOwner, Part, SubscriberId
 from postbus.ports import Clock, WantedEvents
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.access import FileAccess
@@ -147,6 +147,7 @@ class SQLiteDeadLetters:
         subscriber_id: SubscriberId,  # noqa: ARG002
         wanted: WantedEvents | None,  # noqa: ARG002
         error: str,  # noqa: ARG002
+        owner: FencedOwner,  # noqa: ARG002
     ) -> list[Event]:
         """None: numbers commit in order, so no number is ever given up."""
         return []

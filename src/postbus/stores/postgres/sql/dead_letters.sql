@@ -65,6 +65,14 @@ SELECT CASE
     WHEN EXISTS (SELECT FROM {schema}.events WHERE id = $1) THEN 'done'
 END;
 
+-- name: hold_ownership
+-- Nobody else becomes the owner before the transaction ends.
+SELECT epoch FROM {schema}.event_bus_checkpoints WHERE subscriber_id = $1 AND epoch = $2 FOR SHARE;
+
+-- name: wait_briefly
+-- A batch of our own may have that row for as long as its handlers take, and there is another time to look.
+SET LOCAL lock_timeout = '1s';
+
 -- name: lock_given_up
 -- One at a time: who comes second sees what the first has buried.
 SELECT id FROM {schema}.event_bus_gap_timeouts WHERE id = ANY($1::bigint[]) ORDER BY id FOR UPDATE;
