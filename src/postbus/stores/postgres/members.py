@@ -1,9 +1,7 @@
 """Which instances take part in what: advisory locks of their sessions, which anybody can look up."""
 
 import asyncio
-import hashlib
 import logging
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,10 +65,7 @@ class PgMembers:
 
     def key_of(self, group: str) -> int:
         """The first half of the group's locks; the second is the number of the instance."""
-        name = f"{self._database.schema}:members:{group}"
-        digest = hashlib.md5(name.encode(errors="surrogatepass"), usedforsecurity=False).digest()
-        (key,) = struct.unpack("!i", digest[:4])
-        return int(key)
+        return lock_key(self._database.schema, f"members:{group}")[0]
 
     def close(self) -> None:
         """Be listed nowhere: the session ends. Idempotent."""
