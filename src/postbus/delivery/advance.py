@@ -61,6 +61,12 @@ class Advance:
                 self._state.deliver(sequence)
             self.contiguous = self._state.contiguous
 
+    def take_all(self, events: Sequence[Event]) -> None:
+        """These events of the page were processed."""
+        # Without gaps only the last one counts.
+        for event in events[-1:] if self._state is None else events:
+            self.take(sequence_of(event))
+
     def pass_over(self, sequences: Sequence[GlobalSequence]) -> None:
         """These numbers have turned up in open gaps and are not wanted."""
         for sequence in sequences:
@@ -90,8 +96,7 @@ class Advance:
         other = object.__new__(Advance)
         other.contiguous, other._missing = self.contiguous, self._missing.copy()
         other._state = None if self._state is None else self._state.copy()
-        for event in events:
-            other.take(sequence_of(event))
+        other.take_all(events)
         return other
 
     def _missing_below(self, sequence: GlobalSequence) -> list[Gap]:

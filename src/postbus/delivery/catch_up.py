@@ -14,6 +14,8 @@ from postbus.ports import WantedEvents
 
 # Pages grow while there is much to read, from the configured size up to this one.
 _LARGEST_PAGE = 1_000
+# From this share of wanted events on they need not be chosen by the store.
+_DENSE = 0.8
 
 
 class CatchUp:
@@ -42,6 +44,8 @@ class CatchUp:
         """The gaps that hold up a subscriber in global order, and of which the first has to be closed."""
         self.may_have_retries = True
         """Whether somebody may want a dead letter retried, as far as the last page tells."""
+        # Whether nearly everything that was read last was wanted.
+        self._is_dense = False
 
     async def run(self) -> int:
         """Deliver up to the end of the log, or until has_changed; how many events. StoppedError."""
@@ -111,7 +115,9 @@ class CatchUp:
             is_waiting=bool(self.blocked_by),
             was_reached=self._writer.has_processed,
             is_thorough=self._last is not None and reading.head >= self._last,
+            is_dense=self._is_dense,
         )
+        self._is_dense = len(page.events) > _DENSE * (page.up_to - reading.head)
         self.may_have_retries = page.may_have_retries
         if self._last is not None and page.up_to > self._last:
             page = _up_to(page, max(self._last, reading.head))

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from postbus.config import AnyCheckpointMode
 from postbus.delivery.advance import Advance
-from postbus.delivery.deliveries import sequence_of
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.receivers import Effects
+from postbus.delivery.stretch import Stretch
 from postbus.errors import StoreError
 from postbus.events import (
     Burial,
@@ -64,12 +64,14 @@ class CheckpointWriter:
         self._on_written, self._wake = on_written, wake
         self.server = checkpoint.server
         """Where the subscriber was claimed."""
-        self._advance = Advance(checkpoint)
-        self._written = self._advance.position
+        self._noted = Advance(checkpoint)
+        self._written = self._noted.position
         self._given_up: tuple[Gap, ...] = ()
         self._event_id = checkpoint.event_id
         self._mode, self._count_due = mode, events_until_due(mode)
         self._count = 0
+        # What is delivered at the moment: its events are taken note of when somebody wants to know.
+        self._stretch: Stretch | None = None
         self._due_at = math.inf
         # When a part began to pass over what is in others.
         self._skipped_at = -math.inf
@@ -88,6 +90,12 @@ class CheckpointWriter:
         return FencedOwner(self._subscriber_id, self.epoch)
 
     @property
+    def _advance(self) -> Advance:
+        """How far it has come by now."""
+        self._note_stretch()
+        return self._noted
+
+    @property
     def position(self) -> GlobalSequence:
         """Everything up to here was processed, is a dead letter, dead or not wanted."""
         return self._advance.contiguous
@@ -100,6 +108,7 @@ class CheckpointWriter:
     @property
     def has_processed(self) -> bool:
         """Whether any event was ever processed."""
+        self._note_stretch()
         return self._event_id is not None
 
     @property
@@ -115,6 +124,11 @@ class CheckpointWriter:
     def is_written(self, sequence: GlobalSequence) -> bool:
         """Whether this number is processed, and that is written."""
         return self._written.has_passed(sequence)
+
+    @property
+    def count_until_due(self) -> int:
+        """After so many more events it is time to write: at least one."""
+        return max(1, self._count_due - self._count)
 
     @property
     def is_due(self) -> bool:
@@ -155,6 +169,18 @@ class CheckpointWriter:
         """The next events come from a page in which these numbers are missing."""
         self._advance.begin_page(missing)
 
+    def begin_stretch(self, stretch: Stretch) -> float:
+        """Its events are processed one after the other, without effects of ours; when to write them."""
+        self._stretch = stretch
+        if not self._count:
+            self._ring_later(self._clock.monotonic())
+        return self._due_at
+
+    def end_stretch(self) -> None:
+        """Whatever else happens comes after what is processed now."""
+        self._note_stretch()
+        self._stretch = None
+
     def note(self, event: Event, sequence: GlobalSequence) -> None:
         """The event was processed, and had no effects of ours."""
         self._advance.take(sequence)
@@ -187,8 +213,7 @@ class CheckpointWriter:
 
     def note_saved(self, events: Sequence[Event]) -> None:
         """These events were processed, and that is written."""
-        for event in events:
-            self._advance.take(sequence_of(event))
+        self._advance.take_all(events)
         self._event_id = events[-1].id
         self._note_written(self._advance.position)
 
@@ -240,6 +265,7 @@ class CheckpointWriter:
 
     def stop(self) -> None:
         """Ring no more."""
+        self.end_stretch()
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -286,14 +312,14 @@ class CheckpointWriter:
             self._count -= count
             if progress.given_up:
                 self._given_up = self._given_up[len(progress.given_up) :]
-            for event in events:
-                self._advance.take(sequence_of(event))
-                self._event_id = event.id
+            if events:
+                self._advance.take_all(events)
+                self._event_id = events[-1].id
             for key, state in states.items():
                 if self._states.get(key) is state:
                     del self._states[key]
-            if self._count:
-                self._due_at = due_at(PendingCheckpoint().add(1, began_at), self._mode)
+            if self._is_at_work:
+                self._ring_later(began_at)
             self._note_written(reached)
         logger.debug("checkpoint of %s is at %d", self._subscriber_id, self.written)
 
@@ -313,8 +339,14 @@ class CheckpointWriter:
 
     def _note_one(self) -> None:
         self._count += 1
-        if self._count == 1 and self._count_due > 1:
-            self._ring_later()
+        if self._count == 1:
+            self._ring_later(self._clock.monotonic())
+
+    def _note_stretch(self) -> None:
+        if self._stretch is not None and (events := self._stretch.take_new()):
+            self._noted.take_all(events)
+            self._event_id = events[-1].id
+            self._count += len(events)
 
     def _note_written(self, reached: LogPosition) -> None:
         # One that was begun earlier may end later.
@@ -325,18 +357,25 @@ class CheckpointWriter:
             self._wanted = None
         self._on_written()
 
-    def _ring_later(self) -> None:
-        self._due_at = due_at(PendingCheckpoint().add(1, self._clock.monotonic()), self._mode)
+    def _ring_later(self, first_event_at: float) -> None:
+        if self._count_due == 1:
+            return
+        self._due_at = due_at(PendingCheckpoint().add(1, first_event_at), self._mode)
         if self._alarm is None:
             self._alarm = asyncio.get_running_loop().create_task(self._ring(), name="postbus checkpoint")
 
     async def _ring(self) -> None:
         # What it was set for may have been written meanwhile, and other events may be waiting.
-        while self._count and self._clock.monotonic() < self._due_at:
+        while self._is_at_work and self._clock.monotonic() < self._due_at:
             await self._clock.until(self._due_at)
         self._alarm = None
+        self._note_stretch()
         if self._count:
             self._write_beside()
+
+    @property
+    def _is_at_work(self) -> bool:
+        return self._count > 0 or self._stretch is not None
 
     def _write_beside(self) -> None:
         """Write in a task of its own: a handler may be under way for long."""

@@ -1,7 +1,6 @@
 """Ends the handler of a durable subscriber when it runs for too long: one sleeper, no timer per event."""
 
 import asyncio
-import math
 from collections.abc import Callable
 
 from postbus.ports import Clock
@@ -16,7 +15,8 @@ class HandlerWatch:
     def __init__(self, timeout: float, clock: Clock, on_stubborn: Callable[[], None]) -> None:
         self.timeout, self._clock, self._on_stubborn = timeout, clock, on_stubborn
         self._task: asyncio.Task[object] | None = None
-        self._deadline = math.inf
+        self.is_watching = False
+        """Whether a handler runs."""
         self.began_at = 0.0
         """When the last handler began, in monotonic seconds."""
         self.now = clock.monotonic
@@ -26,23 +26,17 @@ class HandlerWatch:
         """Whether the handler went on nevertheless, and was given up."""
         self._sleeper: asyncio.Task[None] | None = None
 
-    @property
-    def is_watching(self) -> bool:
-        """Whether a handler runs."""
-        return self._deadline != math.inf
-
-    def begin(self) -> float:
-        """The handler begins, in the current task; at which moment."""
-        self.began_at = now = self.now()
-        self._deadline = now + self.timeout
+    def begin(self) -> None:
+        """The handler begins, in the current task; another one may follow it, with a began_at of its own."""
+        self.began_at = self.now()
+        self.is_watching = True
         if self._sleeper is None:
             self._task = asyncio.current_task()
             self._sleeper = asyncio.get_running_loop().create_task(self._watch(), name="postbus watch")
-        return now
 
     def end(self) -> None:
         """The handler has ended, one way or another."""
-        self._deadline = math.inf
+        self.is_watching = False
 
     def take_timeout(self) -> bool:
         """Whether the handler that ended just now was cut off for its time; takes our cancellation back."""
@@ -61,9 +55,10 @@ class HandlerWatch:
 
     async def _watch(self) -> None:
         # While nothing runs nobody has to watch: the next handler calls for a new sleeper.
-        while self._deadline != math.inf:
-            if self._deadline > self.now():
-                await self._clock.until(self._deadline)
+        while self.is_watching:
+            deadline = self.began_at + self.timeout
+            if deadline > self.now():
+                await self._clock.until(deadline)
             else:
                 await self._cut_off()
                 return

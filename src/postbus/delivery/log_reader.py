@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from postbus.delivery.deliveries import sequence_of
-from postbus.delivery.own_copies import own_copy
+from postbus.delivery.own_copies import own_copies
 from postbus.delivery.patience import Patience
 from postbus.errors import UnsoundLogError
 from postbus.events import Event, Gap, GlobalSequence, LogPage, LogPosition, Part
@@ -55,6 +55,8 @@ class Page:
         if wanted is None:
             return self.events
         events = self.events if wanted.part is None else self._events_in(wanted.part)
+        if all(map(wanted, {event.type for event in events})):
+            return events
         return [event for event in events if wanted(event.type)]
 
     def _events_in(self, part: Part) -> list[Event]:
@@ -115,25 +117,25 @@ class LogReader:
         is_waiting: bool = False,
         was_reached: bool = True,
         is_thorough: bool = False,
+        is_dense: bool = False,
     ) -> Page:
         """The next page after a position; *is_waiting*: for a gap right after it. StoppedError.
 
         *was_reached*: it is no place ahead of the log that somebody chose to start from. *is_thorough*: see
-        to it that no gap stays open which an event that is not wanted has filled.
+        to it that no gap stays open which an event that is not wanted has filled. *is_dense*: nearly all
+        events here are wanted, so that it costs less to read them all than to have the store choose.
         """
         # Asked once: others may come and go while the page is read.
         is_shared = self._is_shared
         is_near = is_shared and self.known_head - after.head <= _NEAR_THE_HEAD
-        asked = None if is_near or is_thorough else wanted
+        asked = None if is_near or is_thorough or is_dense else wanted
         page = await patience.run(lambda: self._read_checked(after, limit, asked, is_waiting, was_reached))
         if page.is_cut and asked is not wanted:
             # What this one does not want fills the page, and would fill it again.
             page = await patience.run(lambda: self._read(after, limit, wanted, is_waiting))
-        if not is_shared and not is_thorough:
-            return page
         events = page.events_for(wanted)
         passed = _passed(page, events, after) if after.open else ()
-        return replace(page, events=[own_copy(event) for event in events], passed=passed, _split={})
+        return replace(page, events=own_copies(events) if is_shared else events, passed=passed, _split={})
 
     def look_again_later(self) -> None:
         """Wake everybody when it is time to look into the open gaps again."""

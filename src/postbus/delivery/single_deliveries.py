@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 
 from postbus.delivery.attempts import describe_error
 from postbus.delivery.checkpoint_writer import CheckpointWriter
@@ -15,6 +16,7 @@ from postbus.delivery.handler_calls import HandlerCalls
 from postbus.delivery.handler_watch import HandlerWatch
 from postbus.delivery.patience import Patience
 from postbus.delivery.receivers import Effects, Receiver
+from postbus.delivery.stretch import Stretch
 from postbus.errors import (
     DuplicateEventIdError,
     StoreError,
@@ -24,7 +26,7 @@ from postbus.events import DeadLetter, Event, GlobalSequence, RetryOutcome, Unde
 
 # Handlers that never wait keep everything else from running for no longer than this, or so many events.
 _LONGEST_STRETCH = 0.005
-_MOST_AT_A_STRETCH = 100
+_MOST_AT_A_STRETCH = 1_000
 
 
 class SingleDeliveries:
@@ -55,13 +57,15 @@ class SingleDeliveries:
         writer, watch, index, rested_at = self._writer, self._watch, 0, 0
         began_at = watch.now()
         while index < len(events):
-            if index - rested_at >= _MOST_AT_A_STRETCH or watch.began_at - began_at > _LONGEST_STRETCH:
+            if index - rested_at >= _MOST_AT_A_STRETCH or watch.now() - began_at > _LONGEST_STRETCH:
                 await asyncio.sleep(0)
                 began_at, rested_at = watch.now(), index
             handler, outcome = self._easy_handler, None
             if handler is not None:
-                most = events[: rested_at + _MOST_AT_A_STRETCH]
-                index, outcome = await self._deliver_easily(handler, most, index, began_at + _LONGEST_STRETCH)
+                end = min(len(events), rested_at + _MOST_AT_A_STRETCH, index + writer.count_until_due)
+                stretch = Stretch(events, index, end)
+                outcome = await self._deliver_easily(handler, stretch, began_at + _LONGEST_STRETCH)
+                index = stretch.index
             if handler is None or outcome is not None:
                 try:
                     await self._deliver_one(events[index], outcome)
@@ -92,49 +96,46 @@ class SingleDeliveries:
     @property
     def _easy_handler(self) -> "Callable[[Event], Awaitable[object]] | None":
         """The handler, if there is nothing else to be done for an event than to call it."""
-        if self._failures.is_careful or self._failures.memory.left_behind:
+        memory = self._failures.memory
+        if self._failures.is_careful or memory.left_behind or memory.errors:
             return None
         return self._receiver.easy_handler
 
     async def _deliver_easily(
-        self,
-        handler: Callable[[Event], Awaitable[object]],
-        events: Sequence[Event],
-        index: int,
-        until: float,
-    ) -> tuple[int, Failed | StoreError | None]:
+        self, handler: Callable[[Event], Awaitable[object]], stretch: Stretch, until: float
+    ) -> Failed | StoreError | None:
         """Call the handler for one event after the other until it is time for something else.
 
-        The place of the next event, with the outcome of its first attempt if that has failed already. This
-        loop is what catching up costs.
+        The outcome of the first attempt for the event at which it stopped, if that has failed already.
+        This loop is what catching up costs.
         """
-        watch, writer, has_changed = self._watch, self._writer, self._has_changed
-        errors = self._failures.memory.errors
-        while index < len(events):
-            event = events[index]
-            if type(event.payload) is UndecodablePayload:
-                return index, Failed(describe_undecodable(event.payload), is_final=True)
-            self.current, error = event, None
-            now = watch.begin()
-            try:
-                await handler(event)
-            except (SystemExit, KeyboardInterrupt, GeneratorExit):
-                raise
-            except BaseException as raised:
-                error = raised
-            finally:
-                watch.end()
-            if error is not None or watch.is_late:
-                outcome = self._calls.judge(error)
-                if outcome is not None:
-                    return index, outcome
-            writer.note(event, sequence_of(event))
-            if errors:
-                errors.pop(sequence_of(event), None)
-            index += 1
-            if writer.is_due or has_changed() or now > until:
-                break
-        return index, None
+        watch, now, has_changed = self._watch, self._watch.now, self._has_changed
+        until = min(until, self._writer.begin_stretch(stretch))
+        watch.begin()
+        try:
+            for event in islice(stretch.events, stretch.index, stretch.end):
+                if type(event.payload) is UndecodablePayload:
+                    return Failed(describe_undecodable(event.payload), is_final=True)
+                self.current, error = event, None
+                try:
+                    await handler(event)
+                except (SystemExit, KeyboardInterrupt, GeneratorExit):
+                    raise
+                except BaseException as raised:
+                    error = raised
+                if error is not None or watch.is_late:
+                    outcome = self._calls.judge(error)
+                    if outcome is not None:
+                        return outcome
+                stretch.index += 1
+                # The end of one handler is the beginning of the next.
+                watch.began_at = moment = now()
+                if moment >= until or has_changed():
+                    break
+        finally:
+            watch.end()
+            self._writer.end_stretch()
+        return None
 
     async def _deliver_one(self, event: Event, outcome: Failed | StoreError | None) -> None:
         """One event with all that may have to be done for it; *outcome* is that of its first attempt."""

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from postbus.errors import StoreClosedError
-from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.connection import open_connection, patiently, read_leniently, translated_errors
 from postbus.stores.sqlite.nudge import Nudge
-
-_QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
 T = TypeVar("T")
 
@@ -61,7 +58,6 @@ class Reader:
     def _open(self) -> sqlite3.Connection:
         connection = open_connection(self._path, self._synchronous)
         try:
-            connection.execute(_QUERIES["create_log_view"])
             connection.execute("PRAGMA query_only = 1")
         except BaseException:
             connection.close()

@@ -1,6 +1,6 @@
 """Events as rows and rows as events."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -36,9 +36,10 @@ MOST_CHARACTERS = 8 * 1024 * 1024
 
 _UNKNOWN_MOMENT = datetime.fromtimestamp(0, UTC)
 _ONE_SECOND = timedelta(seconds=1)
+# Between the values of a column in one text; how our moments end.
+_SEPARATOR = "\x1f"
+_UTC_OFFSET = "+00:00"
 _STATUSES = {status.value: status for status in EventStatus}
-# From retry_count on: an event without attempts, metadata, stream and so on.
-_NOTHING_MORE = (0, *[None] * 11)
 
 _decode = msgspec.json.Decoder().decode
 _decode_strings = msgspec.json.Decoder(dict[str, str]).decode
@@ -98,49 +99,71 @@ def sequences_to_json(sequences: Iterable[GlobalSequence]) -> str:
     return _encode(list(sequences)).decode()
 
 
-def event_from_log(row: tuple[Any, ...]) -> Event:
-    """The event of a row of postbus_log."""
+def events_from_columns(columns: tuple[Any, ...]) -> list[Event]:
+    """The events of a page as read_page reads it; ValueError or the like if others wrote some of them."""
     # Catching up lives on this function, and most events are plain.
-    sequence, event_id, event_type, payload, created_at, status, more = row
-    if more is None:
-        try:
-            moment = _parse_moment(created_at)
-            if moment.tzinfo is not None:
-                return Event(
-                    global_sequence=sequence,
-                    id=event_id,
-                    type=event_type,
-                    payload=_decode(payload),
-                    created_at=moment,
-                    status=_STATUSES[status],
-                )
-        except (ValueError, TypeError, KeyError, RecursionError):
-            # Another program wrote it; which part is wrong is found out below. (Msgspec's are ValueErrors.)
-            pass
-    return event_from_row((*row[:6], *(_NOTHING_MORE if more is None else _decode(more))))
+    count, is_valid, sequences, ids, types, payloads, moments, statuses, more = columns
+    if not count:
+        return []
+    if not is_valid or moments.count(_UTC_OFFSET) != count:
+        raise ValueError("not written by us")
+    numbers = list(map(int, sequences.split(",")))
+    if numbers != sorted(numbers):
+        raise ValueError("not in the order of the log")
+    values = zip(
+        numbers,
+        ids.split(_SEPARATOR),
+        types.split(_SEPARATOR),
+        _decode(payloads),
+        map(_parse_moment, moments.split(",")),
+        map(_STATUSES.__getitem__, statuses.split(",")),
+        _decode(more),
+        strict=True,
+    )
+    return [
+        Event(
+            global_sequence=sequence,
+            id=event_id,
+            type=event_type,
+            payload=payload,
+            created_at=created_at,
+            status=status,
+        )
+        if rest is None
+        else _event((sequence, event_id, event_type), payload, created_at, status, rest)
+        for sequence, event_id, event_type, payload, created_at, status, rest in values
+    ]
 
 
 def event_from_row(row: tuple[Any, ...]) -> Event:
     """The event of a row read with COLUMNS."""
+    created_at = _moment(row[4]) or _UNKNOWN_MOMENT
+    status = _STATUSES.get(row[5], EventStatus.DONE)
+    return _event(row[:3], _decode_payload(row[3]), created_at, status, row[6:_COLUMN_COUNT])
+
+
+def _event(
+    names: tuple[Any, ...], payload: Any, created_at: datetime, status: EventStatus, rest: Sequence[Any]
+) -> Event:
     return Event(
-        global_sequence=GlobalSequence(row[0]),
-        id=row[1],
-        type=row[2],
-        payload=_decode_payload(row[3]),
-        created_at=_moment(row[4]) or _UNKNOWN_MOMENT,
-        status=_STATUSES.get(row[5], EventStatus.DONE),
-        retry_count=row[6],
-        last_error=row[7],
-        metadata=_decode_metadata(row[8]),
-        dlq_at=_moment(row[9]),
-        stream_id=row[10],
-        stream_version=row[11],
-        actor_id=row[12],
-        purger_id=row[13],
-        purged_at=_moment(row[14]),
-        correlation_id=row[15],
-        causation_id=row[16],
-        schema_version=row[17],
+        global_sequence=GlobalSequence(names[0]),
+        id=names[1],
+        type=names[2],
+        payload=payload,
+        created_at=created_at,
+        status=status,
+        retry_count=rest[0],
+        last_error=rest[1],
+        metadata=_decode_metadata(rest[2]),
+        dlq_at=_moment(rest[3]),
+        stream_id=rest[4],
+        stream_version=rest[5],
+        actor_id=rest[6],
+        purger_id=rest[7],
+        purged_at=_moment(rest[8]),
+        correlation_id=rest[9],
+        causation_id=rest[10],
+        schema_version=rest[11],
     )
 
 
