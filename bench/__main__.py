@@ -4,36 +4,52 @@ import argparse
 import json
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatch
 from functools import partial
-from pathlib import Path
 
-from bench import machine
+from bench import checking
 from bench.goals import GOALS
-from bench.harness import Failed, NotInstalled, Outcome, Results, Row, run_in_process, run_rounds
 from bench.judging import Judgement, Verdict, judge
-from bench.model import Candidate, Effort, Sample, Tier, Workload
+from bench.options import parse
+from bench.page import write_page
 from bench.pg import server
-from bench.report import json_report, markdown_report, number, text_report
+from bench.recorded import Pair, RecordedError, comparison_table, read_recorded, write_recorded
+from bench.report import json_report, markdown_report, text_report, text_table
+from bench.saved import Run, SavedRunError, machines_of, read_run, together
 from bench.workloads import WORKLOADS
-from tests.postgres.existing import Postgres
+from postbus.ops.bench import machine
+from postbus.ops.bench.harness import Failed, NotInstalled, Outcome, Results, Row, run_rounds
+from postbus.ops.bench.model import Candidate, Effort, Sample, Tier, Workload
+from postbus.ops.bench.postgres.candidates import leave_dsn
+from postbus.ops.bench.postgres.databases import describe_server, new_database
+from postbus.ops.bench.processes import Processes
+from postbus.ops.bench.report import number
 
-_ROUNDS = {Tier.QUICK: 2, Tier.DEFAULT: 5, Tier.LARGE: 5}
-_SECONDS = {Tier.QUICK: 0.3, Tier.DEFAULT: 0.8, Tier.LARGE: 0.8}
 # A quick run on a slow machine has fewer rounds.
 _QUICK_LIMIT = 50.0
 _WARM_UP_SHARE = 0.2
+_PACKAGES = (
+    "postbus",
+    "msgspec",
+    "asyncpg",
+    "huey",
+    "persist-queue",
+    "litequeue",
+    "bubus",
+    "eventsourcing",
+    "pgqueuer",
+    "procrastinate",
+)
 
 Selection = dict[str, tuple[Workload, Sequence[Candidate]]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, report, and say by the exit code whether the run can be believed."""
-    options = _parse(arguments)
+    options = parse(arguments)
     selection = select(options.tier, options.only)
     if options.list:
         print(_listing(selection))
@@ -43,25 +59,77 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     # So that folders are removed and children ended on a polite kill, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    if machine.is_in_memory(options.dir):
-        print(f"{options.dir} is kept in memory: choose a folder on a disk with --dir", file=sys.stderr)
-    if machine.is_busy():
-        print(f"others are at work on this machine (load {machine.load()}): expect noise", file=sys.stderr)
-    described = {**machine.describe(options.dir), "run": _describe_run(options)}
+    try:
+        if options.check:
+            return _check(selection, options)
+        return _report([read_run(path) for path in options.saved] or [_run(selection, options)], options)
+    except (SavedRunError, RecordedError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _check(selection: Selection, options: argparse.Namespace) -> int:
+    """1 if a ratio is clearly below the recorded one, or could not be measured."""
+    recorded = read_recorded(options.check)
+    rows = [f"{name}/{candidate.name}" for name, (_, chosen) in selection.items() for candidate in chosen]
+    pairs = checking.pairs_among(rows)
+    if not pairs:
+        raise RecordedError(f"no ratio is watched among {', '.join(rows)}: name a raw row, too")
+    _warn(options)
+    with ExitStack() as stack:
+        postgres = _start_postgres(stack, selection, options)
+
+        def measure(pairs: Sequence[Pair], round_count: int) -> Results:
+            only = [row for pair in pairs for row in pair.rows]
+            return _measure(select(options.tier, only), options, postgres, round_count)
+
+        comparisons = checking.check(
+            pairs, recorded, measure, partial(print, file=sys.stderr), options.rounds
+        )
+    print("\n".join(text_table(comparison_table(comparisons))))
+    return int(any(comparison.is_below for comparison in comparisons))
+
+
+def _run(selection: Selection, options: argparse.Namespace) -> Run:
+    _warn(options)
+    described = {
+        **machine.describe(_PACKAGES),
+        "files in": machine.describe_folder(options.dir),
+        "run": _describe_run(options),
+    }
     with ExitStack() as stack:
         postgres = _start_postgres(stack, selection, options)
         if postgres is not None and not isinstance(postgres, NotInstalled):
-            described["postgresql"] = server.describe(postgres)
-        results = _measure(selection, options, postgres)
+            described["postgresql"] = describe_server(postgres)
+        results = _measure(selection, options, postgres, options.rounds)
     described["load at the end"] = machine.load()
-    judgements = [judge(goal, results) for goal in GOALS if goal.workload in selection]
+    return Run(described, results)
+
+
+def _report(runs: Sequence[Run], options: argparse.Namespace) -> int:
+    """Print, write what was asked for, and say by the exit code whether the run can be believed."""
+    described = machines_of(runs)
+    results = runs[0].results if len(runs) == 1 else together(runs)
+    measured = {workload.name for workload, _ in results.by_workload()}
+    judgements = [judge(goal, results) for goal in GOALS if goal.workload in measured]
     print(text_report(described, results, judgements))
     if options.json:
         text = json.dumps(json_report(described, results, judgements), indent=2, ensure_ascii=False)
         options.json.write_text(text + "\n", "utf-8")
     if options.markdown:
         options.markdown.write_text(markdown_report(described, results, judgements), "utf-8")
+    if options.docs:
+        write_page(options.docs, runs)
+    if options.record:
+        write_recorded(options.record, described, results)
     return exit_code(results, judgements, is_strict=options.strict)
+
+
+def _warn(options: argparse.Namespace) -> None:
+    if machine.is_in_memory(options.dir):
+        print(f"{options.dir} is kept in memory: choose a folder on a disk with --dir", file=sys.stderr)
+    if machine.is_busy():
+        print(f"others are at work on this machine (load {machine.load()}): expect noise", file=sys.stderr)
 
 
 def select(tier: Tier, only: Sequence[str]) -> Selection:
@@ -87,7 +155,7 @@ def exit_code(results: Results, judgements: Sequence[Judgement], *, is_strict: b
 
 def _start_postgres(
     stack: ExitStack, selection: Selection, options: argparse.Namespace
-) -> Postgres | NotInstalled | None:
+) -> str | NotInstalled | None:
     """The server, if one is needed; or why there is none, and the other rows are measured all the same."""
     if not any(workload.needs_postgres for workload, _ in selection.values()):
         return None
@@ -98,29 +166,33 @@ def _start_postgres(
 
 
 def _measure(
-    selection: Selection, options: argparse.Namespace, postgres: Postgres | NotInstalled | None
+    selection: Selection,
+    options: argparse.Namespace,
+    postgres: str | NotInstalled | None,
+    round_count: int,
 ) -> Results:
     effort = Effort(seconds=options.seconds, warm_up=options.seconds * _WARM_UP_SHARE)
+    processes = Processes(catalogue="bench.workloads", effort=effort, base=options.dir)
 
     def run(workload: Workload, candidate: Candidate) -> Outcome:
         if postgres is None or not workload.needs_postgres:
-            return run_in_process(workload, candidate, effort, options.dir)
+            return processes.run(workload, candidate)
         if isinstance(postgres, NotInstalled):
             return postgres
-        with server.database_on(postgres) as dsn:
-            tell = partial(server.leave_dsn, dsn=dsn)
-            return run_in_process(workload, candidate, effort, options.dir, tell)
+        with new_database(postgres) as dsn:
+            return processes.run(workload, candidate, partial(leave_dsn, dsn=dsn))
 
     def report(row: Row, round_number: int) -> None:
-        print(f"round {round_number + 1} of {options.rounds}  {_progress(row)}", file=sys.stderr, flush=True)
+        print(f"round {round_number + 1} of {round_count}  {_progress(row)}", file=sys.stderr, flush=True)
 
     began = time.monotonic()
 
     def may_begin(round_number: int) -> bool:
         expected = (time.monotonic() - began) * (round_number + 1) / round_number
-        return options.tier is not Tier.QUICK or expected <= _QUICK_LIMIT
+        has_time = options.tier is not Tier.QUICK or options.record or options.check
+        return has_time or expected <= _QUICK_LIMIT
 
-    return run_rounds(selection, options.rounds, run, report, may_begin)
+    return run_rounds(selection, round_count, run, report, may_begin)
 
 
 def _describe_run(options: argparse.Namespace) -> str:
@@ -150,76 +222,6 @@ def _listing(selection: Selection) -> str:
             for candidate in candidates
         ]
     return "\n".join(lines)
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--quick",
-        dest="tier",
-        action="store_const",
-        const=Tier.QUICK,
-        help="small files and short logs only",
-    )
-    size.add_argument(
-        "--large",
-        dest="tier",
-        action="store_const",
-        const=Tier.LARGE,
-        help="with 10 million events in a file or log (5 GB)",
-    )
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="NAME",
-        help="a workload or workload/candidate, * allowed; may be given several times",
-    )  # fmt: skip
-    parser.add_argument("--rounds", type=_count, help="rounds of every workload (5; 2 with --quick)")
-    parser.add_argument(
-        "--seconds", type=_seconds, help="seconds that each run measures (0.8; 0.3 with --quick)"
-    )
-    parser.add_argument(
-        "--dir", type=_folder, default=Path(tempfile.gettempdir()), help="where the files are made"
-    )
-    parser.add_argument(
-        "--dsn", type=_dsn,
-        help="a running PostgreSQL whose user may create databases, instead of one started in --dir",
-    )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a goal is missed or not measured")
-    parser.add_argument("--list", action="store_true", help="show what would be measured")
-    parser.set_defaults(tier=Tier.DEFAULT)
-    options = parser.parse_args(arguments)
-    options.rounds = options.rounds or _ROUNDS[options.tier]
-    options.seconds = options.seconds or _SECONDS[options.tier]
-    return options
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("expected 1 or more")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 20:
-        raise argparse.ArgumentTypeError("expected more than 0 and at most 20")
-    return value
-
-
-def _folder(text: str) -> Path:
-    path = Path(text)
-    if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no folder")
-    return path
-
-
-def _dsn(text: str) -> str:
-    if not text.startswith(("postgresql://", "postgres://")):
-        raise argparse.ArgumentTypeError("expected postgresql://user:password@host:port/database")
-    return text
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from bench.harness import Results, Row, Summary
+from postbus.ops.bench.harness import Results, Row, Summary
 
 
 class Verdict(enum.StrEnum):

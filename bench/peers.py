@@ -1,19 +1,24 @@
 """The peers, each in its fastest documented way of taking one item from stored to done.
 
-None of them shares a commit between producers, so one producer is their best case.
+None of those with a database shares a commit between producers, so one producer is their best case.
 """
 
+import asyncio
 import importlib
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
 import msgspec
 
-from bench.measuring import PAYLOAD, Repetition, repeat
-from bench.model import Effort, PeerMissingError, Sample
-from bench.raw import settings_of
+from postbus.ops.bench.measuring import PAYLOAD, Repetition, repeat
+from postbus.ops.bench.model import Effort, PeerMissingError, Sample
+from postbus.ops.bench.sqlite.raw import settings_of
+
+# More are refused: it takes up to 100 events that wait, the one that is handled among them.
+BUBUS_PUBLISHERS = 40
 
 
 def run_huey(folder: Path, effort: Effort, synchronous: str) -> Sample:
@@ -75,10 +80,72 @@ def run_litequeue(folder: Path, effort: Effort, synchronous: str) -> Sample:
         return _sample(connection, repetition, done_count)
 
 
+def run_eventsourcing(folder: Path, effort: Effort, synchronous: str, *, batch_size: int) -> Sample:
+    """Stored only, so many in each transaction: it has no handler that is told at once."""
+    environment = {"PERSISTENCE_MODULE": "eventsourcing.sqlite", "SQLITE_DBNAME": str(folder / "log.db")}
+    with _load("bench.event_sourced", "eventsourcing").open_log(environment) as log:
+
+        def step() -> int:
+            log.insert(batch_size)
+            return batch_size
+
+        # Nobody else needs a connection, so that it is always the same one.
+        with log.recorder.datastore.get_connection(commit=True) as pooled:
+            connection = _set_level(pooled._sqlite_conn, synchronous)
+        repetition = repeat(step, effort)
+        query = f"SELECT count(*) FROM {log.recorder.events_table_name}"
+        [stored_count] = connection.execute(query).fetchone()
+        return _sample(connection, repetition, stored_count)
+
+
+def run_bubus(folder: Path, effort: Effort, _synchronous: str) -> Sample:
+    """Dispatched, handled, and then written to its file, which it neither syncs nor reads again."""
+    bubus, path, handled_count = _load("bubus", "bubus"), folder / "events.jsonl", 0
+
+    class Published(bubus.BaseEvent):  # type: ignore[misc, name-defined]
+        payload: dict[str, object]
+
+    async def count_one(_event: object) -> None:
+        nonlocal handled_count
+        handled_count += 1
+
+    async def run() -> Sample:
+        bus = bubus.EventBus(name="bench", wal_path=path)
+        bus.on(Published, count_one)
+
+        async def publish_for(seconds: float) -> int:
+            deadline = time.perf_counter() + seconds
+
+            async def publish() -> int:
+                count = 0
+                while not count or time.perf_counter() < deadline:
+                    await bus.dispatch(Published(payload=PAYLOAD))
+                    count += 1
+                return count
+
+            return sum(await asyncio.gather(*(publish() for _ in range(BUBUS_PUBLISHERS))))
+
+        total = await publish_for(effort.warm_up)
+        began, cpu_began = time.perf_counter(), time.process_time()
+        count = await publish_for(effort.seconds)
+        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+        await bus.stop(clear=True)
+        _check(total + count, handled_count)
+        figures = {"rate": count / seconds, "cpu": cpu_seconds / count * 1e6}
+        return Sample(figures=figures, settings="no database: a JSONL file without fsync")
+
+    sample = asyncio.run(run())
+    _check(handled_count, len(path.read_text("utf-8").splitlines()))
+    return sample
+
+
 def _load(module: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
+        # A mistake of ours is no missing peer.
+        if (error.name or "").partition(".")[0] in ("bench", "postbus"):
+            raise
         raise PeerMissingError(package) from error
 
 
@@ -90,6 +157,10 @@ def _set_level(connection: sqlite3.Connection, synchronous: str) -> sqlite3.Conn
 
 def _sample(connection: sqlite3.Connection, repetition: Repetition, done_count: int) -> Sample:
     """The rate, unless the peer says that the work was not done."""
-    if done_count != repetition.total_count:
-        raise AssertionError(f"{repetition.total_count} items were counted, {done_count} are done")
+    _check(repetition.total_count, done_count)
     return Sample(figures={"rate": repetition.rate, "cpu": repetition.cpu}, settings=settings_of(connection))
+
+
+def _check(counted: int, done: int) -> None:
+    if done != counted:
+        raise AssertionError(f"{counted} items were counted, {done} are done")

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from bench.harness import Failed, Results, Row, Summary
 from bench.judging import Judgement, Verdict
-from bench.model import Sample, Workload
+from postbus.ops.bench.harness import Failed, Results, Row
+from postbus.ops.bench.model import Sample, Workload
+from postbus.ops.bench.report import figure, json_workloads, number
 
 Table = Sequence[Sequence[str]]
 Renderer = Callable[[Table], Iterable[str]]
@@ -29,10 +30,7 @@ def json_report(
     """Every sample, not only the medians."""
     return {
         "machine": dict(machine),
-        "workloads": [
-            {"name": workload.name, "title": workload.title, "rows": [_json_row(row) for row in rows]}
-            for workload, rows in results.by_workload()
-        ],
+        "workloads": json_workloads(results),
         "goals": [
             {
                 **asdict(judgement.goal),
@@ -48,21 +46,21 @@ def json_report(
 def text_table(table: Table) -> Iterator[str]:
     """Columns of equal width; the first and the last are text, the others figures."""
     widths = [max(len(row[index]) for row in table) for index in range(len(table[0]))]
-    for number, row in enumerate(table):
+    for row_number, row in enumerate(table):
         cells = [
             cell.ljust(width) if index in (0, len(row) - 1) else cell.rjust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
-        if number == 0:
+        if row_number == 0:
             yield "  ".join("-" * width for width in widths)
 
 
 def markdown_table(table: Table) -> Iterator[str]:
     """The same as Markdown."""
-    for number, row in enumerate(table):
+    for row_number, row in enumerate(table):
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-        if number == 0:
+        if row_number == 0:
             yield "|" + "|".join(["---", *["---:"] * (len(row) - 2), "---"]) + "|"
 
 
@@ -75,11 +73,11 @@ def workload_table(workload: Workload, rows: Sequence[Row], results: Results) ->
             word = "failed" if isinstance(row.problem, Failed) else "not measured"
             table.append([row.candidate.label, *[""] * len(heads), word, row.problem.reason])
             continue
-        cells = [_figure(row.summary(column.key), column.unit) for column in workload.columns]
+        cells = [figure(row.summary(column.key), column.unit) for column in workload.columns]
         for ratio in workload.ratios:
             found = results.ratio(workload.name, ratio.key, row.candidate.name, ratio.baseline)
             cells.append("" if found is None else f"{found.median:.2f}")
-        table.append([row.candidate.label, *cells, str(len(row.outcomes)), row.settings])
+        table.append([row.candidate.label, *cells, _round_count(row), row.settings])
     return table
 
 
@@ -101,17 +99,9 @@ def goal_table(judgements: Sequence[Judgement]) -> Table:
     return table
 
 
-def number(value: float) -> str:
-    """Three digits that count, or all before the point.
-
-    >>> number(34120.4), number(12.34), number(0.4567)
-    ('34,120', '12.3', '0.457')
-    """
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    if abs(value) >= 10:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
+def _round_count(row: Row) -> str:
+    # In runs that were put together a row may have sat out one of them.
+    return str(sum(isinstance(outcome, Sample) and bool(outcome.figures) for outcome in row.outcomes))
 
 
 def _lines(
@@ -130,25 +120,3 @@ def _lines(
     counts = [f"{sum(j.verdict is verdict for j in judgements)} {verdict.value}" for verdict in Verdict]
     yield from ("", heading.format(f"goals: {', '.join(counts)}"), "")
     yield from table(goal_table(judgements))
-
-
-def _figure(summary: Summary | None, unit: str) -> str:
-    if summary is None:
-        return ""
-    suffix = "" if unit == "/s" else f" {unit}"
-    if summary.count == 1:
-        return f"{number(summary.median)}{suffix}"
-    return f"{number(summary.median)}{suffix} ({number(summary.low)} … {number(summary.high)})"
-
-
-def _json_row(row: Row) -> dict[str, object]:
-    samples = [dict(outcome.figures) for outcome in row.outcomes if isinstance(outcome, Sample)]
-    keys = sorted({key for sample in samples for key in sample})
-    return {
-        "name": row.candidate.name,
-        "label": row.candidate.label,
-        "durability": row.settings,
-        "problem": None if row.problem is None else row.problem.reason,
-        "samples": samples,
-        "summary": {key: asdict(found) for key in keys if (found := row.summary(key)) is not None},
-    }

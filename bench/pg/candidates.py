@@ -1,45 +1,12 @@
-"""Candidates on PostgreSQL: they are given a database of their own, and peers are imported when they run."""
+"""Candidates of the peers on PostgreSQL, which are imported when they run."""
 
 import importlib
-from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
-from bench.model import Candidate, Effort, PeerMissingError, Sample, Tier
-from bench.pg.server import dsn_in
-
-Run = Callable[[str, Effort], Sample]
-Prepare = Callable[[str], None]
+from postbus.ops.bench.model import Candidate, Effort, PeerMissingError, Sample, Tier
+from postbus.ops.bench.postgres.candidates import Run, on_postgres
 
 _PEERS = ("eventsourcing", "pgqueuer", "procrastinate")
-
-
-def on_postgres(
-    name: str,
-    label: str,
-    run: Run,
-    *,
-    prepare: Prepare | None = None,
-    tier: Tier = Tier.QUICK,
-    time_limit: float = 60.0,
-) -> Candidate:
-    """A candidate whose functions take the DSN of its database."""
-
-    def run_in(folder: Path, effort: Effort) -> Sample:
-        return run(dsn_in(folder), effort)
-
-    def prepare_in(folder: Path) -> None:
-        assert prepare is not None
-        prepare(dsn_in(folder))
-
-    return Candidate(
-        name=name,
-        label=label,
-        run=run_in,
-        prepare=None if prepare is None else prepare_in,
-        tier=tier,
-        time_limit=time_limit,
-    )
 
 
 def of_peer(package: str, function: str, **arguments: object) -> Run:

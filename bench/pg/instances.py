@@ -8,11 +8,11 @@ from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event as ProcessEvent
 from typing import Any
 
-from bench.measuring import EVENT_TYPE
-from bench.model import Sample
-from bench.pg.filling import announce, create
-from bench.pg.server import durability
 from postbus import Event, ReliableDeliveryConfig
+from postbus.ops.bench.measuring import EVENT_TYPE
+from postbus.ops.bench.model import Sample
+from postbus.ops.bench.postgres.filling import announce, create
+from postbus.ops.bench.postgres.sessions import durability
 from postbus.pg import PgEventBus
 
 Wait = Callable[[], Awaitable[None]]

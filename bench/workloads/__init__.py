@@ -1,6 +1,5 @@
 """All workloads, one module each, in the order in which they are measured and shown."""
 
-from bench.model import Workload
 from bench.workloads import (
     batch,
     catch_up,
@@ -22,6 +21,7 @@ from bench.workloads import (
     recovery,
     wake_up,
 )
+from postbus.ops.bench.model import Workload
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload

@@ -6,11 +6,11 @@ import time
 from functools import partial
 from pathlib import Path
 
-from bench.filling import FILE_NAME, fill
-from bench.measuring import percentile
-from bench.model import Candidate, Column, Effort, Sample, Tier, Workload
-from bench.publishers import settings_in_force, store_in
 from postbus import DLQInspector
+from postbus.ops.bench.measuring import percentile
+from postbus.ops.bench.model import Candidate, Column, Effort, Sample, Tier, Workload
+from postbus.ops.bench.sqlite.filling import FILE_NAME, fill
+from postbus.ops.bench.sqlite.publishers import settings_in_force, store_in
 
 PAGE_SIZE = 100
 

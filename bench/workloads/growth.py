@@ -6,10 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench.filling import RANDOM_ID, TIME_ORDERED_ID, fill
-from bench.model import Candidate, Column, Effort, RatioColumn, Sample, Tier, Workload
-from bench.publishers import bus_on, check_all_done, measure_publishers, settings_in_force, store_in
 from postbus.ids import new_event_id
+from postbus.ops.bench.measuring import peak_memory
+from postbus.ops.bench.model import Candidate, Column, Effort, RatioColumn, Sample, Tier, Workload
+from postbus.ops.bench.sqlite.filling import RANDOM_ID, TIME_ORDERED_ID, fill
+from postbus.ops.bench.sqlite.publishers import (
+    bus_on,
+    check_all_done,
+    measure_publishers,
+    settings_in_force,
+    store_in,
+)
 
 PUBLISHER_COUNT = 100
 SIZES = (
@@ -32,9 +39,16 @@ def run_postbus(id_factory: Callable[[], object], folder: Path, effort: Effort) 
     async def run() -> Sample:
         store = store_in(folder)
         async with bus_on(store, id_factory=id_factory) as bus:
+            memory_before = peak_memory()
             burst = await measure_publishers(bus, PUBLISHER_COUNT, effort)
+            memory = peak_memory() - memory_before
             await check_all_done(store)
-            figures = {"rate": burst.rate, "cost": 1e6 / burst.rate, **burst.cpu_figures()}
+            figures = {
+                "rate": burst.rate,
+                "cost": 1e6 / burst.rate,
+                "memory": memory / 2**20,
+                **burst.cpu_figures(),
+            }
             return Sample(figures=figures, settings=await settings_in_force(store))
 
     return asyncio.run(run())
@@ -67,6 +81,7 @@ WORKLOAD = Workload(
         Column("rate", "events/s", "/s"),
         Column("cost", "per event", "µs"),
         Column("cpu", "CPU per event", "µs"),
+        Column("memory", "peak memory above the start", "MB"),
     ),
     ratios=(
         RatioColumn("cost", "cost ÷ at 10k", "events-10k"),

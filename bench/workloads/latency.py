@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVarTuple
 
-from bench.measuring import percentile
-from bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
-from bench.publishers import bus_on, publish_for, settings_in_force, store_in
-from bench.raw import commit_each
 from postbus import Event
 from postbus.errors import StoreError
 from postbus.events import Draft, GlobalSequence
+from postbus.ops.bench.measuring import percentile
+from postbus.ops.bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
+from postbus.ops.bench.sqlite.publishers import bus_on, publish_for, settings_in_force, store_in
+from postbus.ops.bench.sqlite.raw import commit_each
 from postbus.ports import EventQueue, OnStored
 
 Ts = TypeVarTuple("Ts")

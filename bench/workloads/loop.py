@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from bench.measuring import percentile
-from bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
-from bench.publishers import bus_on, publish_for, settings_in_force, store_in
+from postbus.ops.bench.measuring import percentile
+from postbus.ops.bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
+from postbus.ops.bench.sqlite.publishers import bus_on, publish_for, settings_in_force, store_in
 
 PUBLISHER_COUNT = 100
 TICK = 0.001

@@ -8,14 +8,13 @@ from functools import partial
 
 import asyncpg
 
-from bench.measuring import EVENT_TYPE
-from bench.model import Column, Effort, RatioColumn, Sample, Workload
-from bench.pg.buses import BATCHED, Counting
-from bench.pg.candidates import on_postgres
-from bench.pg.figures import log_figures
-from bench.pg.filling import create, insert
-from bench.pg.server import durability
 from postbus import Event
+from postbus.ops.bench.measuring import EVENT_TYPE, log_figures
+from postbus.ops.bench.model import Column, Effort, RatioColumn, Sample, Workload
+from postbus.ops.bench.postgres.buses import BATCHED, Counting
+from postbus.ops.bench.postgres.candidates import on_postgres
+from postbus.ops.bench.postgres.filling import create, insert
+from postbus.ops.bench.postgres.sessions import durability
 from postbus.pg import PgEventBus
 
 _COUNT = 50_000

@@ -4,16 +4,15 @@ import asyncio
 import time
 from functools import partial
 
-from bench.measuring import EVENT_TYPE, PAYLOAD, percentile
-from bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
-from bench.pg.bursts import repeat_together
-from bench.pg.buses import BATCHED, Counting
-from bench.pg.candidates import on_postgres
-from bench.pg.figures import log_figures
-from bench.pg.filling import fill
-from bench.pg.server import durability
 from postbus import Event, EventBus
 from postbus.events import LogPage
+from postbus.ops.bench.measuring import EVENT_TYPE, PAYLOAD, log_figures, percentile
+from postbus.ops.bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
+from postbus.ops.bench.postgres.bursts import repeat_together
+from postbus.ops.bench.postgres.buses import BATCHED, Counting
+from postbus.ops.bench.postgres.candidates import on_postgres
+from postbus.ops.bench.postgres.filling import fill
+from postbus.ops.bench.postgres.sessions import durability
 from postbus.pg import PgEventBus, PgEventStore
 
 _COUNT = 50_000

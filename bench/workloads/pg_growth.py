@@ -3,15 +3,14 @@
 import asyncio
 from functools import partial
 
-from bench.measuring import EVENT_TYPE
-from bench.model import Column, Effort, RatioColumn, Sample, Tier, Workload
-from bench.pg.bursts import repeat_together
-from bench.pg.buses import batched_config, publish_step
-from bench.pg.candidates import on_postgres
-from bench.pg.filling import fill
-from bench.pg.server import durability
-from bench.publishers import do_nothing
-from bench.workloads.pg_catch_up import catch_up
+from postbus.ops.bench.measuring import EVENT_TYPE, do_nothing
+from postbus.ops.bench.model import Column, Effort, RatioColumn, Sample, Tier, Workload
+from postbus.ops.bench.postgres.bursts import repeat_together
+from postbus.ops.bench.postgres.buses import batched_config, publish_step
+from postbus.ops.bench.postgres.candidates import on_postgres
+from postbus.ops.bench.postgres.catch_up import catch_up
+from postbus.ops.bench.postgres.filling import fill
+from postbus.ops.bench.postgres.sessions import durability
 from postbus.pg import PgEventBus
 
 PUBLISHER_COUNT = 100
@@ -37,6 +36,7 @@ def run_postbus(count: int, dsn: str, effort: Effort) -> Sample:
             "catch_up_rate": caught_up["rate"],
             "catch_up_cost": caught_up["cost"],
             "memory": caught_up["memory"],
+            "memory_each": caught_up["memory_each"],
             "publish_cost": burst.figures()["cost"],
         }
         return Sample(figures=figures, settings=await durability(dsn))
@@ -62,6 +62,7 @@ WORKLOAD = Workload(
         Column("catch_up_rate", "catch-up, events/s", "/s"),
         Column("catch_up_cost", "per event", "µs"),
         Column("memory", "peak memory above the start", "MB"),
+        Column("memory_each", "memory per event", "B"),
         Column("publish_cost", "per publish", "µs"),
     ),
     ratios=(

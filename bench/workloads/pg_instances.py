@@ -2,10 +2,11 @@
 
 from functools import partial
 
-from bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
-from bench.pg.buses import batched_config
-from bench.pg.candidates import of_peer, on_postgres
+from bench.pg.candidates import of_peer
 from bench.pg.instances import Wait, hold_the_process, share_work, wait_beside_others, wait_for_nothing
+from postbus.ops.bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
+from postbus.ops.bench.postgres.buses import batched_config
+from postbus.ops.bench.postgres.candidates import on_postgres
 
 _PROCESS_COUNTS = (1, 2, 4)
 # So many for each process, so that every run takes about as long.

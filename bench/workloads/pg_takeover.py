@@ -3,12 +3,12 @@
 import asyncio
 import time
 
-from bench.measuring import EVENT_TYPE, percentile
-from bench.model import Column, Effort, Sample, Workload
-from bench.pg.buses import BATCHED
-from bench.pg.candidates import on_postgres
-from bench.pg.server import durability
 from postbus import Event
+from postbus.ops.bench.measuring import EVENT_TYPE, percentile
+from postbus.ops.bench.model import Column, Effort, Sample, Workload
+from postbus.ops.bench.postgres.buses import BATCHED
+from postbus.ops.bench.postgres.candidates import on_postgres
+from postbus.ops.bench.postgres.sessions import durability
 from postbus.pg import PgEventBus
 
 _TAKEOVERS = 5

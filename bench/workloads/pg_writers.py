@@ -9,18 +9,17 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from typing import Literal
 
-from bench.model import Column, Effort, RatioColumn, Sample, Tier, Workload
-from bench.pg.buses import COUNT_EVENTS, publish_step
-from bench.pg.candidates import on_postgres
-from bench.pg.filling import create
-from bench.pg.server import durability
+from postbus.ops.bench.model import Column, Effort, RatioColumn, Sample, Tier, Workload
+from postbus.ops.bench.postgres.buses import COUNT_EVENTS, publish_step
+from postbus.ops.bench.postgres.candidates import on_postgres
+from postbus.ops.bench.postgres.filling import create
+from postbus.ops.bench.postgres.sessions import ask, durability
 from postbus.pg import PgEventBus
-from tests.postgres.steps import ask
 
 NotifyMode = Literal["after_commit", "trigger", "off"]
 _MODES: tuple[NotifyMode, ...] = ("after_commit", "trigger", "off")
-_WRITER_COUNTS = (1, 8, 32)
-# A process for each of 32 would be measured by how long the machine takes to switch between them.
+_WRITER_COUNTS = (1, 8, 32, 64)
+# A process for each of 64 would be measured by how long the machine takes to switch between them.
 _MOST_PROCESSES = 4
 _PATIENCE = 40.0
 

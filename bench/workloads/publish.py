@@ -1,50 +1,52 @@
 """publish → handler → done, at the durability of the default and at the lower one."""
 
-import asyncio
-from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 
-from bench import peers, raw
-from bench.model import Candidate, Column, Effort, RatioColumn, Sample, Tier, Workload
-from bench.publishers import bus_on, check_all_done, measure_publishers, settings_in_force, store_in
-
-PUBLISHER_COUNTS = (1, 10, 100, 1000)
+from bench import peers
+from postbus.ops.bench.model import Candidate, Column, Effort, RatioColumn, Sample, Tier, Workload
+from postbus.ops.bench.sqlite import raw
+from postbus.ops.bench.sqlite.publish import (
+    BY_COMMIT,
+    BY_GROUP,
+    PUBLISHER_COUNTS,
+    RATE,
+    Run,
+    at_level,
+    commit_each,
+    commit_groups,
+    run_postbus,
+    with_publishers,
+)
 
 _request_id: ContextVar[str] = ContextVar("request_id")
 
-Run = Callable[[Path, Effort, str], Sample]
-
 _RAW: tuple[tuple[str, str, Run], ...] = (
-    ("raw-commit", "raw: one INSERT and commit per event", raw.commit_each),
     ("raw-thread", "raw: the same in a thread of its own, awaited in an event loop", raw.commit_in_thread),
     ("raw-three", "raw: insert, processing, done: three commits (stand-in for the TypeScript reference)",
      raw.commit_three_times),
-    ("raw-lean", "raw: 100 per commit, inserted and marked done, lean schema", raw.commit_groups),
+)  # fmt: skip
+_RAW_BATCHES: tuple[tuple[str, str, Run], ...] = (
     ("raw-specified", "raw: the same, the specification's schema", raw.commit_groups_as_specified),
     ("raw-batch", "raw: executemany of 1000 in one transaction, inserted only", raw.insert_batches),
-)  # fmt: skip
+)
 _PEERS: tuple[tuple[str, str, Run], ...] = (
     ("huey", "huey: enqueue, dequeue (at most once), execute", peers.run_huey),
     ("persist-queue", "persist-queue: SQLiteAckQueue put, get, ack", peers.run_persist_queue),
     ("litequeue", "litequeue: put, pop, done", peers.run_litequeue),
+    ("bubus", f"bubus: dispatch, handled, logged; {peers.BUBUS_PUBLISHERS} publishers", peers.run_bubus),
+    (
+        "eventsourcing-1",
+        "eventsourcing: stored only, one per commit",
+        partial(peers.run_eventsourcing, batch_size=1),
+    ),
+    (
+        "eventsourcing-100",
+        "eventsourcing: stored only, 100 per commit",
+        partial(peers.run_eventsourcing, batch_size=100),
+    ),
 )
-
-
-def run_postbus(publisher_count: int, synchronous: str, folder: Path, effort: Effort) -> Sample:
-    """Concurrent publishers and a handler that does nothing."""
-
-    async def run() -> Sample:
-        store = store_in(folder, synchronous)
-        async with bus_on(store) as bus:
-            burst = await measure_publishers(bus, publisher_count, effort)
-            await check_all_done(store)
-            return Sample(
-                figures={"rate": burst.rate, **burst.cpu_figures()}, settings=await settings_in_force(store)
-            )
-
-    return asyncio.run(run())
 
 
 def run_postbus_with_context(publisher_count: int, synchronous: str, folder: Path, effort: Effort) -> Sample:
@@ -54,42 +56,37 @@ def run_postbus_with_context(publisher_count: int, synchronous: str, folder: Pat
 
 
 def _workload(synchronous: str, tier: Tier) -> Workload:
-    def at_level(run: Run) -> Callable[[Path, Effort], Sample]:
-        return lambda folder, effort: run(folder, effort, synchronous)
+    def all_of(table: tuple[tuple[str, str, Run], ...]) -> tuple[Candidate, ...]:
+        return tuple(at_level(name, label, run, synchronous, tier) for name, label, run in table)
 
-    ours = tuple(
-        Candidate(
-            name=f"postbus-{count}",
-            label=f"postbus: {count} {'publisher' if count == 1 else 'publishers'}",
-            run=partial(run_postbus, count, synchronous),
-            tier=tier,
-        )
-        for count in PUBLISHER_COUNTS
-    )
     in_context = Candidate(
         name="postbus-100-context",
         label="postbus: 100 publishers that have a context variable set",
         run=partial(run_postbus_with_context, 100, synchronous),
         tier=tier,
     )
-    others = tuple(
-        Candidate(name=name, label=label, run=at_level(run), tier=tier)
-        for name, label, run in (*_RAW, *_PEERS)
-    )
     return Workload(
         name=f"publish-{synchronous.lower()}",
         title=f"publish → handler → done, synchronous={synchronous}, 200-byte payload",
-        candidates=(*ours, in_context, *others),
+        candidates=(
+            *(with_publishers(count, synchronous, tier) for count in PUBLISHER_COUNTS),
+            in_context,
+            commit_each(synchronous, tier),
+            *all_of(_RAW),
+            commit_groups(synchronous, tier),
+            *all_of(_RAW_BATCHES),
+            *all_of(_PEERS),
+        ),
         columns=(
-            Column("rate", "events/s", "/s"),
+            RATE,
             Column("cpu", "CPU per event", "µs"),
             Column("loop_cpu", "of it in the loop", "µs"),
         ),
         ratios=(
-            RatioColumn("rate", "÷ one commit each", "raw-commit"),
+            BY_COMMIT,
             RatioColumn("rate", "÷ one commit each, in a thread", "raw-thread"),
             RatioColumn("rate", "÷ three commits", "raw-three"),
-            RatioColumn("rate", "÷ lean groups", "raw-lean"),
+            BY_GROUP,
             RatioColumn("rate", "÷ specified groups", "raw-specified"),
         ),
     )

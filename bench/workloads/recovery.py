@@ -6,11 +6,11 @@ import time
 from functools import partial
 from pathlib import Path
 
-from bench.filling import FILE_NAME, fill
-from bench.measuring import EVENT_TYPE, peak_memory
-from bench.model import Candidate, Column, Effort, Sample, Tier, Workload
-from bench.publishers import settings_in_force, store_in
 from postbus import Event, EventBus
+from postbus.ops.bench.measuring import EVENT_TYPE, peak_memory
+from postbus.ops.bench.model import Candidate, Column, Effort, Sample, Tier, Workload
+from postbus.ops.bench.sqlite.filling import FILE_NAME, fill
+from postbus.ops.bench.sqlite.publishers import settings_in_force, store_in
 
 _COUNT_LEFT = "SELECT count(*) FROM events WHERE status IN ('pending', 'processing')"
 _PAUSE = 0.001

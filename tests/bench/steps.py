@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.harness import Outcome, Results, Row
 from bench.judging import Goal
-from bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
+from postbus.ops.bench.harness import Outcome, Results, Row
+from postbus.ops.bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
 
 TINY = Effort(seconds=0.01, warm_up=0.001)
 

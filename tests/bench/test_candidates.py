@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.__main__ import select
-from bench.measuring import PAYLOAD, PAYLOAD_BYTES, percentile
-from bench.model import Candidate, PeerMissingError, Tier, Workload
+from postbus.ops.bench.measuring import PAYLOAD, PAYLOAD_BYTES, percentile
+from postbus.ops.bench.model import Candidate, PeerMissingError, Tier, Workload
 from tests.bench.steps import TINY
 
 # Those on PostgreSQL take too long for a test: test_postgres.py runs some of them.

@@ -4,9 +4,9 @@ import pytest
 
 from bench.__main__ import exit_code
 from bench.goals import GOALS
-from bench.harness import Failed, NotInstalled
 from bench.judging import Goal, Judgement, Verdict, judge
 from bench.workloads import WORKLOADS
+from postbus.ops.bench.harness import Failed, NotInstalled
 from tests.bench.steps import goal, results_of, sample
 
 

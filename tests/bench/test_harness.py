@@ -5,8 +5,17 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.harness import Failed, NotInstalled, Outcome, Row, Summary, order_of_round, run_rounds, summarize
-from bench.model import Candidate, Workload
+from postbus.ops.bench.harness import (
+    Failed,
+    NotInstalled,
+    Outcome,
+    Row,
+    Summary,
+    order_of_round,
+    run_rounds,
+    summarize,
+)
+from postbus.ops.bench.model import Candidate, Workload
 from tests.bench.steps import WORKLOAD, candidate_named, results_of, sample
 
 

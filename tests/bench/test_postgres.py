@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.model import PeerMissingError
 from bench.pg import candidates
-from bench.pg.bursts import repeat_together
-from bench.pg.buses import Counting
-from bench.pg.figures import log_figures
-from bench.pg.server import database_on
 from bench.workloads import WORKLOADS
 from bench.workloads.pg_fan_out import Rounds, count_reads
 from postbus.events import Event, GlobalSequence, LogPosition
+from postbus.ops.bench.measuring import log_figures
+from postbus.ops.bench.model import PeerMissingError
+from postbus.ops.bench.postgres.bursts import repeat_together
+from postbus.ops.bench.postgres.buses import Counting
+from postbus.ops.bench.postgres.databases import new_database
 from postbus.pg import PgEventStore
 from tests.bench.steps import TINY
 from tests.postgres.existing import Postgres
@@ -73,7 +73,7 @@ def test_a_database_is_dropped_whatever_its_candidate_did(postgres: Postgres) ->
         asyncio.run(ask(dsn, "CREATE TABLE left_behind (number integer)"))
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), database_on(postgres) as dsn:
+    with pytest.raises(ZeroDivisionError), new_database(postgres.dsn("postgres")) as dsn:
         fail(dsn)
 
     assert asyncio.run(ask(postgres.dsn("postgres"), COUNT_DATABASES)) == before

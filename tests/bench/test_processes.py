@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness import Failed, NotInstalled, read_answer, run_in_process
-from bench.model import PeerMissingError, Sample
 from bench.peers import _load
 from bench.workloads import WORKLOADS
+from postbus.ops.bench.harness import Failed, NotInstalled, Outcome
+from postbus.ops.bench.model import Candidate, PeerMissingError, Sample
+from postbus.ops.bench.processes import Processes, read_answer
 from tests.bench.steps import TINY, candidate_named
 
 ROOT = Path(__file__).parents[2]
+
+
+def run(candidate: Candidate, base: Path) -> Outcome:
+    processes = Processes(catalogue="bench.workloads", effort=TINY, base=base)
+    return processes.run(WORKLOADS["recovery"], candidate)
 
 
 def test_what_a_process_answers_is_a_sample_or_a_reason() -> None:
@@ -34,16 +40,15 @@ def test_a_peer_that_is_not_installed_is_named() -> None:
 
 def test_a_candidate_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     """A benchmark can't hang, and its folder is removed."""
-    workload = WORKLOADS["recovery"]
-    impatient = replace(workload.candidate("stuck-100"), time_limit=0.01)
+    impatient = replace(WORKLOADS["recovery"].candidate("stuck-100"), time_limit=0.01)
 
-    assert run_in_process(workload, impatient, TINY, tmp_path) == Failed("took longer than 0.01 s")
+    assert run(impatient, tmp_path) == Failed("took longer than 0.01 s")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_candidate_that_raises_is_reported_with_its_error(tmp_path: Path) -> None:
     """The last line of the traceback is the reason."""
-    outcome = run_in_process(WORKLOADS["recovery"], candidate_named("nobody"), TINY, tmp_path)
+    outcome = run(candidate_named("nobody"), tmp_path)
 
     assert isinstance(outcome, Failed)
     assert "recovery has no candidate 'nobody'" in outcome.reason

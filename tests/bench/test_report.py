@@ -2,9 +2,10 @@
 
 import json
 
-from bench.harness import NotInstalled
 from bench.judging import judge
-from bench.report import json_report, markdown_table, number, text_table, workload_table
+from bench.report import json_report, markdown_table, text_table, workload_table
+from postbus.ops.bench.harness import NotInstalled
+from postbus.ops.bench.report import number
 from tests.bench.steps import WORKLOAD, goal, results_of, sample
 
 

@@ -36,6 +36,7 @@ class TestGroup:
     @pytest.mark.parametrize(
         "names",
         [
+            ("bench",),
             ("demo",),
             ("migrate",),
             ("publish",),

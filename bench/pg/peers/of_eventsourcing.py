@@ -1,63 +1,26 @@
-"""eventsourcing: its PostgreSQL functions switched on, and a transcoder as fast as our own."""
+"""eventsourcing: with its PostgreSQL functions switched on."""
 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
-from uuid import UUID, uuid4
+from uuid import uuid4
 
-import msgspec
-from eventsourcing.application import Application
-from eventsourcing.persistence import Transcoder
 from eventsourcing.postgres import PostgresTrackingRecorder
 from eventsourcing.projection import ApplicationSubscription, Projection, ProjectionRunner
 
-from bench.measuring import PAYLOAD, Repetition, repeat
-from bench.model import Effort, Sample
-from bench.pg.ends import Receive, Send
-from bench.pg.figures import log_figures
-from bench.pg.server import durability
-from tests.postgres.steps import ask
+from bench.event_sourced import Log, Published, open_log
+from postbus.ops.bench.measuring import Repetition, log_figures, repeat
+from postbus.ops.bench.model import Effort, Sample
+from postbus.ops.bench.postgres.ends import Receive, Send
+from postbus.ops.bench.postgres.sessions import ask, durability
 
 _BATCH_SIZE = 1_000
 _PATIENCE = 120.0
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
-
-
-@dataclass(frozen=True)
-class Published:
-    """An event that carries our payload."""
-
-    originator_id: UUID
-    originator_version: int
-    payload: Any
-
-
-class FastTranscoder(Transcoder):  # type: ignore[misc]
-    """In the place of the one that uses the json module."""
-
-    def encode(self, obj: Any) -> bytes:
-        """To JSON."""
-        return _encode(obj)
-
-    def decode(self, data: bytes) -> Any:
-        """From JSON."""
-        return _decode(data)
-
-
-class Log(Application):  # type: ignore[misc]
-    """An application whose sequence is the log."""
-
-    def construct_transcoder(self) -> Transcoder:
-        """Called by the base class."""
-        return FastTranscoder()
 
 
 class Nothing(Projection):  # type: ignore[misc]
@@ -73,7 +36,7 @@ def append(dsn: str, effort: Effort, *, batch_size: int, thread_count: int = 1) 
     with _log(dsn, pool_size=thread_count + 1) as log:
 
         def step() -> int:
-            _insert(log, batch_size)
+            log.insert(batch_size)
             return batch_size
 
         with ThreadPoolExecutor(thread_count) as threads:
@@ -142,10 +105,8 @@ async def receiver(dsn: str, receive: Receive) -> AsyncIterator[None]:
             await asyncio.to_thread(thread.join)
 
 
-@contextmanager
-def _log(dsn: str, pool_size: int = 5) -> Iterator[Log]:
-    with Log(env=_environment(dsn, pool_size)) as log:
-        yield log
+def _log(dsn: str, pool_size: int = 5) -> AbstractContextManager[Log]:
+    return open_log(_environment(dsn, pool_size))
 
 
 def _environment(dsn: str, pool_size: int) -> dict[str, str]:
@@ -162,18 +123,9 @@ def _environment(dsn: str, pool_size: int) -> dict[str, str]:
     }
 
 
-def _insert(log: Log, count: int) -> None:
-    aggregate_id = uuid4()
-    events = [
-        log.mapper.to_stored_event(Published(aggregate_id, version, PAYLOAD))
-        for version in range(1, count + 1)
-    ]
-    log.recorder.insert_events(events)
-
-
 def _fill(log: Log, count: int) -> None:
     for start in range(0, count, _BATCH_SIZE):
-        _insert(log, min(_BATCH_SIZE, count - start))
+        log.insert(min(_BATCH_SIZE, count - start))
 
 
 async def _append_sample(dsn: str, log: Log, found: list[Repetition], expected: int) -> Sample:

@@ -12,13 +12,11 @@ import uvloop
 from pgqueuer import AsyncpgDriver, Queries, QueueManager
 from pgqueuer.types import QueueExecutionMode
 
-from bench.measuring import EVENT_TYPE, PAYLOAD
-from bench.model import Effort, Sample
-from bench.pg.bursts import repeat_together
-from bench.pg.ends import Receive, Send
-from bench.pg.figures import log_figures
-from bench.pg.server import durability
-from tests.postgres.steps import Session
+from postbus.ops.bench.measuring import EVENT_TYPE, PAYLOAD, log_figures
+from postbus.ops.bench.model import Effort, Sample
+from postbus.ops.bench.postgres.bursts import repeat_together
+from postbus.ops.bench.postgres.ends import Receive, Send
+from postbus.ops.bench.postgres.sessions import Session, durability
 
 _BATCH_SIZE = 1_000
 

@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 from procrastinate import App, PsycopgConnector
 
-from bench.measuring import PAYLOAD
-from bench.model import Effort, Sample
-from bench.pg.bursts import repeat_together
-from bench.pg.ends import Receive, Send
-from bench.pg.figures import log_figures
-from bench.pg.server import durability
+from postbus.ops.bench.measuring import PAYLOAD, log_figures
+from postbus.ops.bench.model import Effort, Sample
+from postbus.ops.bench.postgres.bursts import repeat_together
+from postbus.ops.bench.postgres.ends import Receive, Send
+from postbus.ops.bench.postgres.sessions import durability
 
 _BATCH_SIZE = 1_000
 _CONCURRENCY = 10

@@ -17,6 +17,7 @@ class HandlerWatch:
         self._task: asyncio.Task[object] | None = None
         self.is_watching = False
         """Whether a handler runs."""
+        self._has_begun = False
         self.began_at = 0.0
         """When the last handler began, in monotonic seconds."""
         self.now = clock.monotonic
@@ -29,7 +30,7 @@ class HandlerWatch:
     def begin(self) -> None:
         """The handler begins, in the current task; another one may follow it, with a began_at of its own."""
         self.began_at = self.now()
-        self.is_watching = True
+        self.is_watching = self._has_begun = True
         if self._sleeper is None:
             self._task = asyncio.current_task()
             self._sleeper = asyncio.get_running_loop().create_task(self._watch(), name="postbus watch")
@@ -54,14 +55,17 @@ class HandlerWatch:
             self._sleeper = None
 
     async def _watch(self) -> None:
-        # While nothing runs nobody has to watch: the next handler calls for a new sleeper.
-        while self.is_watching:
-            deadline = self.began_at + self.timeout
-            if deadline > self.now():
-                await self._clock.until(deadline)
-            else:
+        is_needed = True
+        while is_needed:
+            self._has_begun, now = False, self.now()
+            deadline = (self.began_at if self.is_watching else now) + self.timeout
+            if deadline <= now:
                 await self._cut_off()
                 return
+            # While nothing runs it stays nevertheless: what begins meanwhile is due later than this, and a
+            # task for each of many quick handlers would cost as much as they do.
+            await self._clock.until(deadline)
+            is_needed = self.is_watching or self._has_begun
         self._sleeper = None
 
     async def _cut_off(self) -> None:

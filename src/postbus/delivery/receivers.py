@@ -28,7 +28,7 @@ class Receiver(Protocol):
 
     @property
     def easy_handler(self) -> Callable[[Event], Awaitable[object]] | None:
-        """What may be called with events as they are instead of receive(), if there is nothing else to do."""
+        """What may be called and awaited instead of receive(), if there is nothing else to do."""
         ...
 
     async def receive(self, event: Event) -> Effects | None:
@@ -61,9 +61,10 @@ class HandlerReceiver:
 
     @property
     def easy_handler(self) -> Callable[[Event], Awaitable[object]] | None:
-        """The function itself, if it is async and wants events as they are stored."""
-        is_easy = self._threads is None and self._delivered.is_as_stored
-        return self._handler if is_easy else None  # type: ignore[return-value]
+        """The function, if it is async."""
+        if self._threads is not None:
+            return None
+        return self._handler if self._delivered.is_as_stored else self._call  # type: ignore[return-value]
 
     async def receive(self, event: Event) -> Effects | None:
         """Call the function; a plain one in a thread."""
@@ -77,6 +78,9 @@ class HandlerReceiver:
         if inspect.isawaitable(result):
             await result
         return None
+
+    def _call(self, event: Event) -> Awaitable[object]:
+        return self._handler(self._delivered.of(event))  # type: ignore[return-value]
 
     def note_unwritten(self, effects: Effects) -> None:
         """A function has no effects of ours."""

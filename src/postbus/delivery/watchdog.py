@@ -65,6 +65,7 @@ class Watchdog:
         self._calls: dict[Call, None] = {}
         # Cancelled, and given a little time to end; their deadlines are in order, too.
         self._ending: dict[Call, None] = {}
+        self._has_begun = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sleeper: asyncio.Task[None] | None = None
 
@@ -78,6 +79,7 @@ class Watchdog:
         assert task is not None, "handlers run in tasks"
         call = Call(task, self._clock.monotonic() + self._timeout, subscription, event, ticket)
         self._calls[call] = None
+        self._has_begun = True
         return call
 
     def end(self, call: Call) -> None:
@@ -93,7 +95,9 @@ class Watchdog:
             self._sleeper = None
 
     async def _watch(self) -> None:
-        while self._calls or self._ending:
+        is_needed = True
+        while is_needed:
+            self._has_begun = False
             now = self._clock.monotonic()
             for call in _take_due(self._calls, now):
                 call.cut_off()
@@ -103,8 +107,10 @@ class Watchdog:
                 call.is_abandoned = True
                 self._on_abandoned(call)
             due = [next(iter(calls)).deadline for calls in (self._calls, self._ending) if calls]
-            if due:
-                await self._clock.until(min(due))
+            # When nothing runs it stays nevertheless: what begins meanwhile is due later than this, and
+            # a task for each of many quick handlers would cost as much as they do.
+            await self._clock.until(min(due, default=now + self._timeout))
+            is_needed = bool(self._calls or self._ending or self._has_begun)
         self._sleeper = None
 
 

@@ -23,6 +23,7 @@ _SCALARS = (str, int, float)
 _UNIONS = (typing.Union, types.UnionType)
 # Any payload at all: there is nothing to convert to.
 _ANYTHING = (typing.Any, object)
+_ANY_OBJECT = (dict, dict[str, typing.Any], dict[str, object])
 _LONGEST_REASON = 500
 _encode = msgspec.json.Encoder().encode
 
@@ -33,6 +34,11 @@ class PayloadType:
 
     type: object
     wants_event: bool
+    # Whether every JSON object is of the type as it is.
+    _is_any_object: bool = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_is_any_object", self.type in _ANY_OBJECT)
 
     def convert(self, event: Event) -> object:
         """What to call the handler with; PayloadTypeError if the payload does not fit.
@@ -49,6 +55,8 @@ class PayloadType:
         ...
         postbus.errors.PayloadTypeError: the payload of order.placed is no list[int]: Expected `int`, ...
         """
+        if self._is_any_object and type(event.payload) is dict:
+            return event if self.wants_event else event.payload
         payload = None if event.purged_at is not None else self._convert_payload(event)
         return msgspec.structs.replace(event, payload=payload) if self.wants_event else payload
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import click
 
 from postbus.errors import MissingExtraError, PostbusError
+from postbus.ops.cli.bench import bench
 from postbus.ops.cli.demo import demo
 from postbus.ops.cli.dlq import dlq
 from postbus.ops.cli.migrate import migrate
@@ -49,6 +50,7 @@ postbus.add_command(migrate)
 postbus.add_command(publish)
 postbus.add_command(dlq)
 postbus.add_command(worker)
+postbus.add_command(bench)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

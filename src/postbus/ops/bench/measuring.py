@@ -1,4 +1,4 @@
-"""Small tools of the candidates: the payload, a stopwatch for a repeated step, percentiles, memory."""
+"""Small tools of the candidates: the payload, the handler, stopwatches, percentiles, memory."""
 
 import resource
 import sys
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from bench.model import Effort
+from postbus import Event
+from postbus.ops.bench.model import Effort
 
 EVENT_TYPE = "bench.published"
 PAYLOAD_BYTES = 200
@@ -23,6 +24,10 @@ def make_payload(size: int) -> dict[str, object]:
 
 
 PAYLOAD = make_payload(PAYLOAD_BYTES)
+
+
+async def do_nothing(event: Event) -> None:
+    """The handler of every workload that does not say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,26 @@ def _repeat_for(step: Callable[[], int], seconds: float) -> int:
     while time.perf_counter() < deadline:
         count += step()
     return count
+
+
+def log_figures(
+    seen: int, count: int, began: float, cpu_began: float, memory: int = 0, subscriber_count: int = 1
+) -> dict[str, float]:
+    """Events a second and what each costs, in µs and bytes, unless not all were seen.
+
+    *memory* is the peak above the start, in bytes.
+    """
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+    if seen != count * subscriber_count:
+        raise AssertionError(f"{seen} of {count * subscriber_count} events were delivered")
+    return {
+        "rate": count / seconds,
+        "deliveries": seen / seconds,
+        "cost": seconds / count * 1e6,
+        "cpu": cpu_seconds / seen * 1e6,
+        "memory": memory / 2**20,
+        "memory_each": memory / count,
+    }
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -5,10 +5,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from bench.measuring import percentile
-from bench.model import Effort, Sample
-from bench.pg.server import durability
-from tests.postgres.steps import ask
+from postbus.ops.bench.measuring import percentile
+from postbus.ops.bench.model import Effort, Sample
+from postbus.ops.bench.postgres.sessions import ask, durability
 
 # Does something once and says for how many events.
 Step = Callable[[], Awaitable[int]]

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bench.measuring import EVENT_TYPE, PAYLOAD
-from bench.pg.bursts import Step
-from bench.pg.ends import Receive, Send
 from postbus import CheckpointMode, Event, EventBus, ReliableDeliveryConfig
+from postbus.ops.bench.measuring import EVENT_TYPE, PAYLOAD
+from postbus.ops.bench.postgres.bursts import Step
+from postbus.ops.bench.postgres.ends import Receive, Send
 from postbus.pg import PgEventBus
 
 COUNT_EVENTS = "SELECT count(*) FROM postbus.events"

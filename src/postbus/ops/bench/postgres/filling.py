@@ -7,10 +7,10 @@ import time
 import asyncpg
 import msgspec
 
-from bench.measuring import EVENT_TYPE, PAYLOAD
+from postbus.ops.bench.measuring import EVENT_TYPE, PAYLOAD
+from postbus.ops.bench.postgres.sessions import Session
 from postbus.pg import PgEventStore
 from postbus.stores.postgres.channels import channel_name
-from tests.postgres.steps import Session
 
 # Time-ordered ids; one event each millisecond, the last one a minute ago.
 _INSERT = """

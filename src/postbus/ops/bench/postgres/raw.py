@@ -12,15 +12,13 @@ from datetime import UTC, datetime
 import asyncpg
 import msgspec
 
-from bench.measuring import EVENT_TYPE, PAYLOAD
-from bench.model import Effort, Sample
-from bench.pg.bursts import Step, repeat_together
-from bench.pg.ends import Receive, Send
-from bench.pg.figures import log_figures
-from bench.pg.server import durability
 from postbus import Event, EventStatus
 from postbus.ids import new_event_id
-from tests.postgres.steps import Session
+from postbus.ops.bench.measuring import EVENT_TYPE, PAYLOAD, log_figures
+from postbus.ops.bench.model import Effort, Sample
+from postbus.ops.bench.postgres.bursts import Step, repeat_together
+from postbus.ops.bench.postgres.ends import Receive, Send
+from postbus.ops.bench.postgres.sessions import Session, durability
 
 PAGE_SIZE = 1_000
 

@@ -6,25 +6,15 @@ import platform
 import sqlite3
 import statistics
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-_PACKAGES = (
-    "postbus",
-    "msgspec",
-    "asyncpg",
-    "huey",
-    "persist-queue",
-    "litequeue",
-    "eventsourcing",
-    "pgqueuer",
-    "procrastinate",
-)
 _QUIET_LOAD = 0.5
 
 
-def describe(base: Path) -> dict[str, str]:
-    """Everything that figures depend on; *base* is the folder in which the files are made."""
+def describe(packages: Sequence[str]) -> dict[str, str]:
+    """Everything that figures depend on, but for where the files are."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": str(_core_count()),
@@ -32,10 +22,14 @@ def describe(base: Path) -> dict[str, str]:
         "os": platform.platform(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "sqlite": sqlite3.sqlite_version,
-        "packages": ", ".join(_version(package) for package in _PACKAGES),
-        "files in": f"{base} ({_file_system(base)}; fdatasync {_fdatasync_ms(base):.2f} ms)",
+        "packages": ", ".join(_version(package) for package in packages),
         "load at the start": load(),
     }
+
+
+def describe_folder(base: Path) -> str:
+    """Where the files are, and what it takes to have something on that disk."""
+    return f"{base} ({_file_system(base)}; fdatasync {_fdatasync_ms(base):.2f} ms)"
 
 
 def load() -> str:

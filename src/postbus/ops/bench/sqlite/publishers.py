@@ -7,19 +7,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.filling import FILE_NAME
-from bench.measuring import EVENT_TYPE, PAYLOAD
-from bench.model import Effort
-from bench.raw import settings_of
 from postbus import Event, EventBus, EventStatus, SQLiteStore
 from postbus.ids import new_event_id
+from postbus.ops.bench.measuring import EVENT_TYPE, PAYLOAD, do_nothing
+from postbus.ops.bench.model import Effort
+from postbus.ops.bench.sqlite.filling import FILE_NAME
+from postbus.ops.bench.sqlite.raw import settings_of
 from postbus.ports import Store
 
 Handler = Callable[[Event], Awaitable[None]]
-
-
-async def do_nothing(event: Event) -> None:
-    """The handler of every workload that does not say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,11 @@
-"""Runs candidates round by round, each in a process and a folder of its own, and sums up."""
+"""Runs candidates round by round, and sums up."""
 
-import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TypeVar
 
-from bench.model import Candidate, Effort, Sample, Workload
-
-ROOT = Path(__file__).parents[1]
+from postbus.ops.bench.model import Candidate, Sample, Workload
 
 T = TypeVar("T")
 
@@ -143,68 +134,3 @@ def run_rounds(
                     row.outcomes.append(run(row.workload, row.candidate))
                     report(row, round_number)
     return Results(rows)
-
-
-def run_in_process(
-    workload: Workload,
-    candidate: Candidate,
-    effort: Effort,
-    base: Path,
-    fill_folder: Callable[[Path], None] = lambda folder: None,  # noqa: ARG005
-) -> Outcome:
-    """One run in a fresh process and a fresh folder, which is removed whatever happens."""
-    with tempfile.TemporaryDirectory(prefix="postbus-bench-", dir=base) as folder:
-        data, answer = Path(folder, "data"), Path(folder, "answer.json")
-        data.mkdir()
-        fill_folder(data)
-        order = {
-            "workload": workload.name,
-            "candidate": candidate.name,
-            "effort": asdict(effort),
-            "folder": str(data),
-            "answer": str(answer),
-        }
-        steps = ("prepare", "run") if candidate.prepare is not None else ("run",)
-        for step in steps:
-            problem = _run_step(json.dumps({**order, "step": step}), candidate.time_limit)
-            if problem is not None:
-                return Failed(problem)
-        return read_answer(json.loads(answer.read_text("utf-8")))
-
-
-def read_answer(answer: Mapping[str, object]) -> Outcome:
-    """What the process wrote."""
-    missing, figures = answer.get("missing"), answer.get("figures")
-    if missing is not None:
-        return NotInstalled(str(missing))
-    if not isinstance(figures, dict):
-        return Failed(f"the candidate gave no figures: {answer!r}")
-    return Sample(
-        figures={str(key): float(value) for key, value in figures.items()}, settings=str(answer["settings"])
-    )
-
-
-def _run_step(order: str, time_limit: float) -> str | None:
-    """Run bench.child with an order; what went wrong, if anything did."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.child", order],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        _, errors = process.communicate(timeout=time_limit)
-    except subprocess.TimeoutExpired:
-        return f"took longer than {time_limit:g} s"
-    finally:
-        if process.poll() is None:
-            # The whole group: a candidate may have children of its own.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    if process.returncode == 0:
-        return None
-    last_line = errors.strip().splitlines()[-1] if errors.strip() else ""
-    return f"exit code {process.returncode}: {last_line}"

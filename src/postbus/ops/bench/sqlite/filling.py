@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from bench.measuring import EVENT_TYPE, PAYLOAD
 from postbus import SQLiteStore
+from postbus.ops.bench.measuring import EVENT_TYPE, PAYLOAD
 
 FILE_NAME = "events.db"
 

@@ -17,9 +17,9 @@ from queue import SimpleQueue
 
 import msgspec
 
-from bench.measuring import EVENT_TYPE, PAYLOAD, Repetition, percentile, repeat
-from bench.model import Effort, Sample
 from postbus.ids import new_event_id
+from postbus.ops.bench.measuring import EVENT_TYPE, PAYLOAD, Repetition, percentile, repeat
+from postbus.ops.bench.model import Effort, Sample
 
 LEAN_SCHEMA = """
 CREATE TABLE events (

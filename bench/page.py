@@ -1,0 +1,121 @@
+"""The page of results in the documentation, with its charts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from bench.charted import charts_of
+from bench.goals import GOALS
+from bench.judging import Goal, Judgement, Verdict, judge
+from bench.limits import LIMITS
+from bench.report import markdown_table, workload_table
+from bench.saved import Catalogue, Run, machines_of, together
+from bench.workloads import WORKLOADS
+from postbus.ops.bench.harness import Results, Summary
+from postbus.ops.bench.report import number
+
+PAGE = "benchmarks.md"
+CHARTS = "benchmarks"
+
+_INTRODUCTION = """\
+# Benchmarks
+
+postbus, the raw driver doing the least that the job needs, and other libraries in their fastest documented
+configuration, measured side by side on one machine: a round runs each row once, in a fresh process, and every
+round another row goes first. Figures are medians over the rounds, with the lowest and the highest. Ratios (÷)
+are taken round by round, because absolute figures move with the machine, and ratios much less. The durability
+beside a row is what the database reported. [How it is measured](../bench/README.md).
+
+This page is made by `python -m bench --docs docs`; changes by hand are lost."""
+_MARKS = {Verdict.REACHED: "✓ reached", Verdict.MISSED: "✗ **missed**", Verdict.NOT_MEASURED: "not measured"}
+
+
+def write_page(
+    folder: Path,
+    runs: Sequence[Run],
+    goals: Sequence[Goal] = GOALS,
+    limits: Mapping[str, str] = LIMITS,
+    catalogue: Catalogue = WORKLOADS,
+) -> None:
+    """Write the page and its charts into a folder; charts of an earlier page are removed."""
+    results = together(runs, catalogue)
+    charts = folder / CHARTS
+    charts.mkdir(parents=True, exist_ok=True)
+    for old in charts.glob("*.svg"):
+        old.unlink()
+    for workload, rows in results.by_workload():
+        for chart in charts_of(workload, rows):
+            (charts / chart.file_name).write_text(chart.svg, "utf-8")
+    (folder / PAGE).write_text("\n".join(_lines(runs, results, goals, limits)) + "\n", "utf-8")
+
+
+def _lines(
+    runs: Sequence[Run], results: Results, goals: Sequence[Goal], limits: Mapping[str, str]
+) -> Iterator[str]:
+    judgements = [judge(goal, results) for goal in goals]
+    yield from (_INTRODUCTION, "", "## Machine", "")
+    machine = {"runs": str(len(runs)), **machines_of(runs)}
+    yield from markdown_table([["", ""], *([name, value] for name, value in machine.items())])
+    counts = [f"{sum(j.verdict is verdict for j in judgements)} {verdict.value}" for verdict in Verdict]
+    yield from ("", "## Goals", "", f"{', '.join(counts)}.", "")
+    yield from markdown_table(goal_rows(judgements, runs, results))
+    yield from _limits(judgements, limits)
+    for workload, rows in results.by_workload():
+        yield from ("", f"## {workload.name}", "", f"{_sentence(workload.title)}.", "")
+        for chart in charts_of(workload, rows):
+            yield from (f"![{chart.title}]({CHARTS}/{chart.file_name})", "")
+        yield from markdown_table(workload_table(workload, rows, results))
+        if workload.note:
+            yield from ("", workload.note)
+
+
+def goal_rows(judgements: Sequence[Judgement], runs: Sequence[Run], results: Results) -> list[list[str]]:
+    """A row for each goal; with several runs also what each of them found."""
+    measured = {workload.name for workload, _ in results.by_workload()}
+    heads = ["goal", "bar", "found", "lowest … highest", "run by run", "verdict"]
+    table = [heads if len(runs) > 1 else [head for head in heads if head != "run by run"]]
+    for judgement in judgements:
+        goal = judgement.goal
+        name = f"[{goal.name}](#{goal.workload})" if goal.workload in measured else goal.name
+        by_run = [judge(goal, run.results) for run in runs]
+        cells = [name, goal.bar, _median(judgement.found), _spread(judgement.found)]
+        if len(runs) > 1:
+            cells.append(_by_run(by_run))
+        table.append([*cells, _verdict(judgement, by_run)])
+    return table
+
+
+def _by_run(judgements: Sequence[Judgement]) -> str:
+    if all(judgement.found is None for judgement in judgements):
+        return ""
+    return ", ".join(_median(judgement.found) or "none" for judgement in judgements)
+
+
+def _verdict(judgement: Judgement, by_run: Sequence[Judgement]) -> str:
+    mark = _MARKS[judgement.verdict]
+    if judgement.verdict is Verdict.NOT_MEASURED:
+        return f"{mark}: {judgement.reason}"
+    found = [each.verdict for each in by_run if each.verdict is not Verdict.NOT_MEASURED]
+    if all(verdict is judgement.verdict for verdict in found):
+        return mark
+    return f"{mark} (in {found.count(judgement.verdict)} of {len(found)} runs)"
+
+
+def _limits(judgements: Sequence[Judgement], limits: Mapping[str, str]) -> Iterator[str]:
+    missed = [judgement.goal for judgement in judgements if judgement.verdict is Verdict.MISSED]
+    if missed:
+        yield from ("", "### What stands in the way", "")
+        yield from (
+            f"- **{goal.name}** ({goal.bar}): {limits.get(goal.name, 'not known yet')}" for goal in missed
+        )
+
+
+def _median(found: Summary | None) -> str:
+    return "" if found is None else number(found.median)
+
+
+def _spread(found: Summary | None) -> str:
+    return "" if found is None or found.count == 1 else f"{number(found.low)} … {number(found.high)}"
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]

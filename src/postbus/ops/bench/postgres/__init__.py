@@ -1,0 +1,1 @@
+"""What is measured on PostgreSQL. A module here needs the driver to be imported."""
