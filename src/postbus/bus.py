@@ -263,9 +263,7 @@ class EventBus:
         if connection is not None:
             await self._store.log.append_within(connection, (draft,))
             return draft.id
-        finished: asyncio.Future[None] = loop.create_future()
-        self._publisher.publish((draft,), finished)
-        await finished
+        await self._publisher.publish((draft,), loop)
         return draft.id
 
     async def publish_many(
@@ -282,9 +280,7 @@ class EventBus:
         if drafts and connection is not None:
             await self._store.log.append_within(connection, drafts)
         elif drafts:
-            finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._publisher.publish(drafts, finished)
-            await finished
+            await self._publisher.publish(drafts, asyncio.get_running_loop())
         return [draft.id for draft in drafts]
 
     def subscribe(

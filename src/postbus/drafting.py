@@ -32,7 +32,9 @@ class Drafts:
         self, status_for: StatusFor, clock: Clock, id_factory: Callable[[], object], max_payload_bytes: int
     ) -> None:
         self._status_for, self._clock = status_for, clock
-        self._id_factory, self._max_payload_bytes = id_factory, max_payload_bytes
+        # Our own factory needs no check, and this is the hot path.
+        self._new_id = new_event_id if id_factory is new_event_id else lambda: check_event_id(id_factory())
+        self._max_payload_bytes = max_payload_bytes
         self._known_types: set[str] = set()
 
     def draft(
@@ -114,10 +116,6 @@ class Drafts:
             "(type, payload), (type, payload, metadata) or a NewEvent",
             "an item of publish_many",
         )
-
-    def _new_id(self) -> str:
-        # Our own factory needs no check, and this is the hot path.
-        return new_event_id() if self._id_factory is new_event_id else check_event_id(self._id_factory())
 
     def _check_type(self, event_type: object) -> str:
         checked = check_event_type(event_type)

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from postbus.delivery.attempts import AbandonedError
+from postbus.delivery.prompt_future import PromptFuture
 
 logger = logging.getLogger("postbus")
 
@@ -35,12 +36,17 @@ class Couriers:
 
     def __init__(self) -> None:
         self._waiting: deque[Delivery] = deque()
-        self._idle: list[asyncio.Future[None]] = []
+        self._idle: list[PromptFuture] = []
         self._is_one_coming = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def carry(self, delivery: Delivery, context: contextvars.Context) -> None:
-        """Begin soon. The handlers see the context variables of *context*."""
+    def carry(
+        self, delivery: Delivery, context: contextvars.Context, *, begins_at_once: bool = False
+    ) -> None:
+        """Begin soon. The handlers see the context variables of *context*.
+
+        Outside of tasks it can begin at once, if a courier waits for work.
+        """
         if context:
             # A task has one context, so this one gets a task of its own.
             task = asyncio.get_running_loop().create_task(self._carry_one(delivery), context=context)
@@ -48,7 +54,7 @@ class Couriers:
             return
         self._waiting.append(delivery)
         if not self._is_one_coming:
-            self._call_one()
+            self._call_one(begins_at_once)
 
     async def cancel_all(self) -> None:
         """Cut off everything; a handler that will not be cancelled is left behind after a second."""
@@ -59,12 +65,15 @@ class Couriers:
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
 
-    def _call_one(self) -> None:
+    def _call_one(self, comes_at_once: bool = False) -> None:
         self._is_one_coming = True
         while self._idle:
             call = self._idle.pop()
             if not call.done():
-                call.set_result(None)
+                if comes_at_once:
+                    call.finish_at_once()
+                else:
+                    call.set_result(None)
                 return
         # Without the context of whoever happens to call: the courier serves others too.
         self._keep(
@@ -79,13 +88,16 @@ class Couriers:
             self._tasks.add(task)
 
     async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             while True:
                 self._is_one_coming = False
                 await self._carry_waiting()
-                if len(self._idle) >= _MOST_IDLE:
+                if len(self._idle) >= _MOST_IDLE or contextvars.copy_context():
+                    if self._waiting and not self._is_one_coming:
+                        self._call_one()
                     return
-                call = asyncio.get_running_loop().create_future()
+                call = PromptFuture(loop=loop)
                 self._idle.append(call)
                 await call
         finally:
@@ -106,6 +118,9 @@ class Couriers:
                 await delivery.run()
             except Exception as error:
                 _report(error)
+            if contextvars.copy_context():
+                # What a handler changed in its context is not for the next one: that takes a new courier.
+                return
 
     async def _carry_one(self, delivery: Delivery) -> None:
         try:

@@ -36,8 +36,8 @@ class Retry:
 class Follower(Protocol):
     """Wants to know what becomes of an event in flight."""
 
-    def on_attempted(self) -> None:
-        """The first attempt has ended, one way or another. May come more than once."""
+    def on_attempted(self, event: Event, /) -> None:
+        """An attempt has ended, or its handler will not end. May come more than once."""
         ...
 
     def on_settled(self) -> None:
@@ -62,14 +62,11 @@ class Dispatcher:
         self._clock, self._noise = clock, noise
         self.counters = CountersByType()
         self._in_flight: dict[GlobalSequence, Follower] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None
         attempts.when_abandoned(self._go_on_without)
 
     def take(self, event: Event, follower: Follower) -> None:
         """This event is in processing from now on, and ours to see through or to give back."""
-        if not self._in_flight:
-            self._idle.clear()
         self._in_flight[_sequence(event)] = follower
 
     @property
@@ -79,7 +76,10 @@ class Dispatcher:
 
     async def wait_until_idle(self) -> None:
         """Return when nothing is in flight."""
-        await self._idle.wait()
+        if self._in_flight:
+            # Made for those who wait, and not set with every event.
+            self._idle = self._idle or asyncio.Event()
+            await self._idle.wait()
 
     async def give_back(self, events: Sequence[Event]) -> None:
         """Put events that were taken back to pending, their attempts as they are."""
@@ -156,7 +156,7 @@ class Dispatcher:
         follower = self._in_flight.get(_sequence(event))
         if follower is not None:
             self._couriers.carry(_Remainder(self, event, failure), contextvars.Context())
-            follower.on_attempted()
+            follower.on_attempted(event)
 
     async def go_on(self, event: Event, failure: Failure) -> None:
         """Everything that follows a failed attempt."""
@@ -200,8 +200,9 @@ class Dispatcher:
         follower = self._in_flight.pop(sequence, None)
         if follower is not None:
             follower.on_settled()
-        if not self._in_flight:
+        if not self._in_flight and self._idle is not None:
             self._idle.set()
+            self._idle = None
 
 
 class _Remainder:

@@ -31,8 +31,8 @@ class HandlerWatch:
         """The handler begins, in the current task; another one may follow it, with a began_at of its own."""
         self.began_at = self.now()
         self.is_watching = self._has_begun = True
+        self._task = asyncio.current_task()
         if self._sleeper is None:
-            self._task = asyncio.current_task()
             self._sleeper = asyncio.get_running_loop().create_task(self._watch(), name="postbus watch")
 
     def end(self) -> None:

@@ -2,15 +2,17 @@
 
 import asyncio
 import contextvars
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
 from postbus.delivery.backlog_lane import BacklogLane
 from postbus.delivery.couriers import Couriers
 from postbus.delivery.dispatcher import Dispatcher
+from postbus.delivery.procession import Procession
+from postbus.delivery.prompt_future import PromptFuture
 from postbus.delivery.subscriptions import Subscriptions
-from postbus.delivery.turns import Turn
 from postbus.errors import StoreError
 from postbus.events import Draft, Event, EventStatus, GlobalSequence
 from postbus.ports import EventQueue
@@ -21,7 +23,8 @@ _decode = msgspec.json.Decoder().decode
 class Publication:
     """One call of publish or publish_many on its way; lives on when its caller is cancelled."""
 
-    __slots__ = ("_finished", "_publisher", "_unsettled_count", "context", "drafts", "events", "given_ids")
+    __slots__ = ("_finished", "_publisher", "context", "drafts", "events", "given_ids", "is_beginning",
+                 "unsettled_count")  # fmt: skip
 
     def __init__(
         self, publisher: "Publisher", drafts: Sequence[Draft], finished: "asyncio.Future[None]"
@@ -31,7 +34,9 @@ class Publication:
         self.context = contextvars.copy_context()
         self.events: list[Event] = []
         self.given_ids: list[str] = []
-        self._unsettled_count = 0
+        self.unsettled_count = 0
+        self.is_beginning = False
+        """While the first step runs within another's call, which finishes it if no more steps are needed."""
 
     def on_stored(
         self,
@@ -49,33 +54,37 @@ class Publication:
                 self.events.append(event)
                 if draft.is_idempotent:
                     self.given_ids.append(draft.id)
-        self._unsettled_count = len(self.events)
+        self.unsettled_count = len(self.events)
         self._publisher.go_on(self, error)
 
-    async def run(self) -> None:
+    def run(self) -> Coroutine[Any, Any, None]:
         """Carried by a courier."""
-        if len(self.events) == 1:
-            await self._publisher.dispatcher.deliver(self.events[0])
-        else:
-            await self._publisher.deliver_in_order(self)
+        return self._publisher.dispatcher.deliver(self.events[0])
 
-    def on_attempted(self) -> None:
+    def on_attempted(self, _: Event, /) -> None:
         """The publisher waits for the last attempt, not for the first."""
 
     def on_settled(self) -> None:
         """One of the events is done, a dead letter, or left to the next start by a shutdown."""
-        self._unsettled_count -= 1
-        if not self._unsettled_count:
+        self.unsettled_count -= 1
+        if not self.unsettled_count:
             self._publisher.let_go(self)
 
     def finish(self, error: StoreError | None = None) -> None:
         """Let the caller go on, if it still waits."""
-        if self._finished.done():
+        if self._finished.done() or self.is_beginning:
             return
         if error is None:
             self._finished.set_result(None)
         else:
             self._finished.set_exception(error)
+
+    def finish_at_once(self) -> None:
+        """Let the caller go on before this returns; not within a task."""
+        if isinstance(self._finished, PromptFuture) and not self._finished.done():
+            self._finished.finish_at_once()
+        else:
+            self.finish()
 
 
 class Publisher:
@@ -93,8 +102,7 @@ class Publisher:
         self.dispatcher, self._couriers, self._lane = dispatcher, couriers, lane
         self._unstored_count = 0
         self._is_stopped = False
-        self._all_stored = asyncio.Event()
-        self._all_stored.set()
+        self._all_stored: asyncio.Event | None = None
         # Ids chosen by their publisher that are being delivered, and who published them again meanwhile.
         self._repeated: dict[str, list[Publication]] = {}
 
@@ -107,13 +115,13 @@ class Publisher:
         # A process that only publishes leaves it to the store: somebody else may have handlers.
         return None if self._subscriptions.is_empty else EventStatus.PENDING
 
-    def publish(self, drafts: Sequence[Draft], finished: "asyncio.Future[None]") -> None:
-        """Set *finished* when the drafts are durable and the handlers that are waited for have finished."""
-        publication = Publication(self, drafts, finished)
+    def publish(self, drafts: Sequence[Draft], loop: asyncio.AbstractEventLoop) -> "asyncio.Future[None]":
+        """Done when the drafts are durable and the handlers that are waited for have finished."""
+        # A prompt one costs a little more, and gains nothing where several come in one turn of the loop.
+        finished = loop.create_future() if self._unstored_count else PromptFuture(loop=loop)
         self._unstored_count += 1
-        if self._unstored_count == 1:
-            self._all_stored.clear()
-        self._queue.add(drafts, publication.on_stored)
+        self._queue.add(drafts, Publication(self, drafts, finished).on_stored)
+        return finished
 
     def stop(self) -> None:
         """Deliver nothing more."""
@@ -121,30 +129,42 @@ class Publisher:
 
     async def wait_until_stored(self) -> None:
         """Return when every publication that was begun is stored or refused."""
-        await self._all_stored.wait()
+        if self._unstored_count:
+            # Made for those who wait, and not set with every event.
+            self._all_stored = self._all_stored or asyncio.Event()
+            await self._all_stored.wait()
 
     def go_on(self, publication: Publication, error: StoreError | None) -> None:
         """Deliver the events that were stored for delivery at once; let the caller go if there are none."""
         self._unstored_count -= 1
-        if not self._unstored_count:
+        if not self._unstored_count and self._all_stored is not None:
             self._all_stored.set()
+            self._all_stored = None
         if error is not None or self._is_stopped:
             # Stored too late to be delivered by this bus: the next start recovers it.
             publication.finish(error)
         elif publication.events:
             for given_id in publication.given_ids:
                 self._repeated[given_id] = []
-            if len(publication.events) == 1:
-                self.dispatcher.take(publication.events[0], publication)
-            self._couriers.carry(publication, publication.context)
+            self._begin(publication)
         else:
             self._finish_with_the_first(publication)
 
-    async def deliver_in_order(self, publication: Publication) -> None:
-        """Begin with each event when the one before has had its first attempt."""
-        turns = [Turn(self.dispatcher, event, publication.on_settled) for event in publication.events]
-        for turn in turns:
-            await turn.go(self._couriers, publication.context.copy())
+    def _begin(self, publication: Publication) -> None:
+        if len(publication.events) > 1:
+            events, context = publication.events, publication.context
+            Procession(self.dispatcher, self._couriers, events, context, publication.on_settled).begin()
+            return
+        self.dispatcher.take(publication.events[0], publication)
+        # With others on their way, one courier does for all of them. A task can't wait for another's step.
+        is_alone = not self._unstored_count and asyncio.current_task() is None
+        publication.is_beginning = is_alone
+        try:
+            self._couriers.carry(publication, publication.context, begins_at_once=is_alone)
+        finally:
+            publication.is_beginning = False
+        if is_alone and not publication.unsettled_count:
+            publication.finish_at_once()
 
     def let_go(self, publication: Publication) -> None:
         """The publication was delivered: its caller goes on, and so do those who repeated it."""

@@ -31,16 +31,16 @@ class Turn:
         try:
             retry = await self._dispatcher.attempt(self._event)
         finally:
-            self.on_attempted()
+            self.on_attempted(self._event)
         if retry is not None:
             await self._dispatcher.see_through(retry)
 
-    def on_attempted(self) -> None:
+    def on_attempted(self, _: Event, /) -> None:
         """The first attempt has ended."""
         if not self._is_over.done():
             self._is_over.set_result(None)
 
     def on_settled(self) -> None:
         """The event is done, a dead letter, or back in the store for later."""
-        self.on_attempted()
+        self.on_attempted(self._event)
         self._then()

@@ -10,7 +10,7 @@ from postbus.errors import StoreBusyError, StoreError, StoreFullError, StoreRead
 from postbus.events import GlobalSequence
 from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
-from postbus.stores.sqlite.connection import is_closed, patiently, translated_errors
+from postbus.stores.sqlite.connection import is_closed, patiently, translate, translated_errors
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
 from postbus.stores.sqlite.inserting import LARGE_BATCH, LARGEST_STATEMENT, SMALLEST_GROUP, insert_events
 from postbus.stores.sqlite.jobs import Call, Insert, Job, TransactionLostError
@@ -62,21 +62,21 @@ class GroupCommit:
         A job that can't be stored spoils no other job.
         """
         try:
-            with translated_errors(self._path):
-                self._write_until_kept(jobs, finished)
-        except Exception as error:
+            self._write_until_kept(jobs, finished)
+        except Exception as raised:
             # Whatever it was, the callers hear of it and the thread lives on.
+            error = self._as_store_error(raised)
             if len(jobs) > 1 and not isinstance(error, _CONCERNS_ALL):
                 for job in jobs:
                     self.write([job], [])
                 return False
             for job in jobs:
-                job.error = error if isinstance(error, StoreError) else StoreError(f"{self._path}: {error!r}")
+                job.error = error
             return False
         self.head = self._last_sequence
         return True
 
-    def checkpoint_if_due(self, is_owner: bool) -> None:
+    def checkpoint_if_due(self, is_owner: Callable[[], bool]) -> None:
         """Copy the write-ahead log into the database before it grows large. A failed try loses nothing.
 
         One process at a time may do it: the owner of the dispatch, or while there is none whoever
@@ -86,7 +86,7 @@ class GroupCommit:
             return
         self._pages_since_checkpoint = 0.0
         with contextlib.suppress(sqlite3.Error, StoreError):
-            if is_owner or self._turn.try_acquire():
+            if is_owner() or self._turn.try_acquire():
                 _, log_pages, _ = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                 if log_pages > _LONGEST_LOG:
                     # Others never pause, so that the log never comes to its end: make them, for a moment.
@@ -104,6 +104,15 @@ class GroupCommit:
         """Close the connection."""
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
+
+    def _as_store_error(self, error: Exception) -> StoreError:
+        if isinstance(error, StoreError):
+            return error
+        if not isinstance(error, sqlite3.Error):
+            return StoreError(f"{self._path}: {error!r}")
+        translated = translate(error, self._path)
+        translated.__cause__ = error
+        return translated
 
     def _open(self) -> sqlite3.Connection:
         connection = self._connect()
@@ -191,8 +200,9 @@ class GroupCommit:
     def _write_at_once(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
         """One statement that is its own transaction; whether the numbers were free and no one in the way."""
         try:
+            before = self._last_sequence
             self._insert(inserts, finished)
-            self._pages_since_checkpoint += sum([len(job.drafts) for job in inserts]) * _PAGES_PER_CHANGE
+            self._pages_since_checkpoint += (self._last_sequence - before) * _PAGES_PER_CHANGE
         except (sqlite3.IntegrityError, sqlite3.OperationalError) as error:
             code = error.sqlite_errorcode
             if code == sqlite3.SQLITE_CONSTRAINT_TRIGGER or code & 0xFF == sqlite3.SQLITE_BUSY:
@@ -230,16 +240,17 @@ class GroupCommit:
 
 def _as_one_insert(jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> list[Insert]:
     """The jobs, if all of them fit into one statement and are enough to be worth it, or just one."""
-    inserts = [job for job in jobs if isinstance(job, Insert) and job.is_plain]
-    if len(inserts) < len(jobs):
+    inserts: list[Insert] = []
+    count = size = 0
+    for job in jobs:
+        if not isinstance(job, Insert) or not job.is_plain or len(job.drafts) >= LARGE_BATCH:
+            return []
+        inserts.append(job)
+        count += len(job.drafts)
+        size += job.size
+    if size > LARGEST_STATEMENT or (count < SMALLEST_GROUP and (count != 1 or len(finished) > 1)):
         return []
-    counts = [len(job.drafts) for job in inserts]
-    count = sum(counts)
-    if count < SMALLEST_GROUP and (count != 1 or len(finished) > 1):
-        return []
-    if count >= LARGE_BATCH and max(counts) >= LARGE_BATCH:
-        return []
-    return inserts if sum([job.size for job in inserts]) <= LARGEST_STATEMENT else []
+    return inserts
 
 
 def _needs_disk(job: Job) -> bool:

@@ -36,7 +36,13 @@ class Insert:
             if draft.stream_id is not None:
                 self.has_streams = True
                 self.is_plain = False
-            elif draft.is_idempotent or _has_more(draft):
+            elif (
+                draft.is_idempotent
+                or draft.actor_id is not None
+                or draft.correlation_id is not None
+                or draft.causation_id is not None
+                or draft.schema_version is not None
+            ):
                 self.is_plain = False
         self.sequences: Sequence[int | None] = ()
         self.versions: Sequence[int | None] = ()
@@ -94,12 +100,3 @@ class Call(Generic[T]):
 
 
 Job = Insert | Call[object]
-
-
-def _has_more(draft: Draft) -> bool:
-    return (
-        draft.actor_id is not None
-        or draft.correlation_id is not None
-        or draft.causation_id is not None
-        or draft.schema_version is not None
-    )

@@ -201,11 +201,19 @@ class Writer:
     def _settle(self, jobs: Sequence[Job], head: int) -> None:
         self._unsettled -= len(jobs)
         self._nudge.hear()
-        for job in jobs:
-            job.settle()
         if head != self._told_head:
             self._told_head = head
             self._on_growth()
+        self._tell(jobs)
+
+    def _tell(self, jobs: Sequence[Job]) -> None:
+        for count, job in enumerate(jobs, 1):
+            try:
+                job.settle()
+            except BaseException:
+                # A handler may have ended the program: the others hear of their commit nevertheless.
+                self._loop.call_soon(self._tell, jobs[count:])
+                raise
 
     # From here on: the writer's thread.
 
@@ -216,7 +224,7 @@ class Writer:
             jobs, is_open, is_look_due = self._take_jobs()
             if jobs:
                 self._write(jobs)
-            self._commit.checkpoint_if_due(self._is_owner())
+            self._commit.checkpoint_if_due(self._is_owner)
             if is_look_due or time.monotonic() - looked_at >= _TICK:
                 self._look(1 if is_look_due else _COMMITS_PER_TICK)
                 looked_at = time.monotonic()

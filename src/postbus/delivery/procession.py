@@ -1,0 +1,79 @@
+"""Events that were published together: each begins when the one before has had its first attempt."""
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Sequence
+
+from postbus.delivery.attempts import AbandonedError
+from postbus.delivery.couriers import Couriers
+from postbus.delivery.dispatcher import Dispatcher, Retry
+from postbus.events import Event
+
+# So many events at a stretch, then the event loop has its turn.
+_MOST_AT_A_STRETCH = 128
+
+
+class Procession:
+    """Goes from event to event in one task for as long as no handler gets in the way of the next."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        couriers: Couriers,
+        events: Sequence[Event],
+        context: contextvars.Context,
+        on_settled: Callable[[], None],
+    ) -> None:
+        """*on_settled* is called with every event that is done, a dead letter, or back in the store."""
+        self._dispatcher, self._couriers = dispatcher, couriers
+        self._events, self._context = events, context
+        self.on_settled = on_settled
+        self._begun_count = 0
+        self._attempted: Event | None = None
+
+    def begin(self) -> None:
+        """Take all events, and begin with the first of them soon."""
+        for event in self._events:
+            self._dispatcher.take(event, self)
+        self._go_on_elsewhere()
+
+    async def run(self) -> None:
+        """Carried by a courier, and by another one from where this one can't go on."""
+        while self._begun_count < len(self._events):
+            self._attempted = event = self._events[self._begun_count]
+            self._begun_count += 1
+            try:
+                retry = await self._dispatcher.attempt(event)
+            except AbandonedError:
+                raise
+            except Exception:
+                self._go_on_elsewhere()
+                raise
+            self._attempted = None
+            if retry is not None:
+                self._couriers.carry(_Retrial(self._dispatcher, retry), self._context.copy())
+            if self._begun_count % _MOST_AT_A_STRETCH == 0:
+                await asyncio.sleep(0)
+            if contextvars.copy_context() != self._context:
+                # What a handler changed in its context is not for the next event.
+                self._go_on_elsewhere()
+                return
+
+    def on_attempted(self, event: Event, /) -> None:
+        """The handler of this event will not end; if the next event waits for it, it waits no longer."""
+        if self._attempted is not None and self._attempted.global_sequence == event.global_sequence:
+            self._attempted = None
+            self._go_on_elsewhere()
+
+    def _go_on_elsewhere(self) -> None:
+        self._couriers.carry(self, self._context.copy())
+
+
+class _Retrial:
+    """What is left of a delivery after its first attempt has failed."""
+
+    def __init__(self, dispatcher: Dispatcher, retry: Retry) -> None:
+        self._dispatcher, self._retry = dispatcher, retry
+
+    async def run(self) -> None:
+        await self._dispatcher.see_through(self._retry)
