@@ -262,8 +262,11 @@ class EventBus:
             draft = self._drafts.draft_new(new, wait=wait)
         if connection is not None:
             await self._store.log.append_within(connection, (draft,))
-            return draft.id
-        await self._publisher.publish((draft,), loop)
+        elif self._store.has_handlers:
+            await self._publisher.publish((draft,), loop)
+        else:
+            # Nothing has to be done once it is stored, and so no more than the caller's own task is needed.
+            await self._store.log.store((draft,))
         return draft.id
 
     async def publish_many(
@@ -279,8 +282,10 @@ class EventBus:
         drafts = self._drafts.draft_many(events, wait=wait)
         if drafts and connection is not None:
             await self._store.log.append_within(connection, drafts)
-        elif drafts:
+        elif drafts and self._store.has_handlers:
             await self._publisher.publish(drafts, asyncio.get_running_loop())
+        elif drafts:
+            await self._store.log.store(drafts)
         return [draft.id for draft in drafts]
 
     def subscribe(

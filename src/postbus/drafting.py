@@ -80,7 +80,21 @@ class Drafts:
 
     def draft_many(self, items: Iterable[object], *, wait: bool) -> list[Draft]:
         """All items of publish_many."""
-        return [self._draft_item(item, wait=wait) for item in items]
+        # What is the same for all is asked once: an import lives on this loop.
+        now, limit, new_id = self._clock.now(), self._max_payload_bytes, self._new_id
+        statuses: dict[str, EventStatus | None] = {}
+        drafts: list[Draft] = []
+        for item in items:
+            if type(item) is tuple and len(item) == 2 and type(item[0]) is str:
+                event_type, payload = item
+                if event_type not in statuses:
+                    statuses[self._check_type(event_type)] = self._status_for(event_type, wait=wait)
+                payload_json = encode_payload(payload, limit)
+                status = statuses[event_type]
+                drafts.append(Draft(new_id(), event_type, payload_json, None, now, status, False))
+            else:
+                drafts.append(self._draft_item(item, wait=wait))
+        return drafts
 
     def draft_stream(
         self, stream_id: str, items: Iterable[object], expected_version: int | None

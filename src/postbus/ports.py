@@ -216,6 +216,10 @@ class EventLog(Protocol):
         """
         ...
 
+    async def store(self, drafts: Sequence[Draft]) -> None:
+        """As append, for whoever does not need the events."""
+        ...
+
     async def append_within(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:
         """As append, inside the caller's own transaction: the events exist exactly when it commits.
 

@@ -38,6 +38,16 @@ VERSIONS = (
     "SELECT array_agg(stream_version ORDER BY global_sequence) FROM postbus.events WHERE stream_id = $1"
 )
 COUNT = "SELECT count(*) FROM postbus.events"
+LOCK = "LOCK TABLE postbus.events IN SHARE MODE"
+# Before the number is drawn: of the statements that store drafts only that for a single one has VALUES.
+SLOW_WHEN_ALONE = """
+CREATE FUNCTION be_slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF current_query() LIKE '%VALUES%' THEN PERFORM pg_sleep(0.2); END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER slow BEFORE INSERT ON postbus.events FOR EACH STATEMENT EXECUTE FUNCTION be_slow();
+"""
+STUCK_WHEN_ALONE = SLOW_WHEN_ALONE.replace("pg_sleep(0.2)", "count(*) FROM stuck") + "CREATE TABLE stuck ();"
 # All but what the sessions of the bus have in common.
 STREAM_LOCKS = f"""
 SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1
@@ -176,6 +186,79 @@ class TestGroups:
         await appending.drain()
 
         assert await session.fetchval(COUNT) == 6
+
+    async def test_calls_behind_one_that_needs_no_group_are_numbered_after_it(
+        self, appending: Appending, session: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The first of a turn is sent at once, on another connection than the rest."""
+        monkeypatch.setattr(appending_module, "_SECONDS_BEHIND", 10.0)
+        # Two connections, so that nobody has to open one.
+        await asyncio.gather(*[appending.append([make_draft()]) for _ in range(2)])
+        await session.execute(SLOW_WHEN_ALONE)
+        stored = await asyncio.gather(*[appending.append([make_draft()]) for _ in range(4)])
+
+        assert [each.sequence for (each,) in stored] == [3, 4, 5, 6]
+
+    async def test_one_who_waits_at_the_server_holds_up_nobody_for_long(
+        self, postgres_dsn: str, appending: Appending, session: Session
+    ) -> None:
+        """Its connection may be dead: the others take another one, though they came later."""
+        await session.execute(STUCK_WHEN_ALONE)
+        transaction = session.transaction()
+        await transaction.start()
+        await session.execute("LOCK TABLE stuck")
+        first = asyncio.create_task(appending.append([make_draft()]))
+        await until_waiting_for_lock(postgres_dsn)
+        async with asyncio.timeout(5):
+            others = await asyncio.gather(*[appending.append([make_draft()]) for _ in range(2)])
+
+        assert not first.done()
+        assert [each.sequence for (each,) in others] == [1, 2]
+        await transaction.commit()
+        assert await first == [Stored(3, None)]
+
+    async def test_who_is_alone_needs_no_task(
+        self, postgres_dsn: str, appending: Appending, session: Session
+    ) -> None:
+        """A group and its task would be a fifth of what a single append costs."""
+        async with session.transaction():
+            await session.execute(LOCK)
+            call = asyncio.create_task(appending.append([make_draft()]))
+            await until_waiting_for_lock(postgres_dsn)
+            names = {task.get_name() for task in asyncio.all_tasks()}
+        await call
+
+        assert "postbus group commit" not in names
+
+    async def test_what_waits_at_the_server_is_stored_although_its_caller_is_cancelled(
+        self, postgres_dsn: str, appending: Appending, session: Session
+    ) -> None:
+        """The server was told to end the statement; another one stores the event, once."""
+        async with session.transaction():
+            await session.execute(LOCK)
+            call = asyncio.create_task(appending.append([make_draft()]))
+            await until_waiting_for_lock(postgres_dsn)
+            call.cancel()
+        await appending.drain()
+
+        assert call.cancelled()
+        assert await session.fetchval(COUNT) == 1
+
+    async def test_nothing_is_on_its_way_any_more_after_drain(
+        self, postgres_dsn: str, appending: Appending, session: Session
+    ) -> None:
+        """Also of who needed no group."""
+        async with session.transaction():
+            await session.execute(LOCK)
+            call = asyncio.create_task(appending.append([make_draft()]))
+            await until_waiting_for_lock(postgres_dsn)
+            drain = asyncio.create_task(appending.drain())
+            await ask(postgres_dsn, "SELECT 1")
+            assert not drain.done()
+        await drain
+
+        assert await session.fetchval(COUNT) == 1
+        await call
 
     async def test_a_closed_database_refuses(self, postgres_dsn: str) -> None:
         """And says what to do."""

@@ -28,6 +28,10 @@ class InMemoryEventLog:
         store_drafts(self._state, drafts)
         return [to_event(self._state.by_id[draft.id]) for draft in drafts]
 
+    async def store(self, drafts: Sequence[Draft]) -> None:
+        """As append, for whoever does not need the events."""
+        await self.append(drafts)
+
     async def append_within(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:  # noqa: ARG002
         """There are no transactions but our own."""
         raise NoForeignTransactionError("InMemoryStore")

@@ -1,20 +1,21 @@
 """Appends to the log: concurrent publishers share a statement and a commit, and never a fate."""
 
 import asyncio
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import asyncpg
 
-from postbus.errors import InvalidConfigError, StoreBusyError, StoreError
+from postbus.errors import InvalidConfigError, StoreBusyError, StoreError, StoreUnavailableError
 from postbus.events import Draft
 from postbus.ports import OnStored
 from postbus.stores.postgres.answers import Answer, Stored
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.groups import Groups
-from postbus.stores.postgres.inserts import LARGEST_STATEMENT, Inserts
-from postbus.stores.postgres.insisting import Insisting, tell_collision
+from postbus.stores.postgres.inserts import LARGEST_STATEMENT, Inserts, size_of
+from postbus.stores.postgres.insisting import Insisting, are_all_new, tell_collision
 from postbus.stores.postgres.jobs import Job
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.translation import translated
@@ -24,6 +25,8 @@ _GROUPS_AT_ONCE = 2
 # How long a group waits for a stream that somebody else holds, and how long one of those who want it.
 _PATIENCE, _MORE_PATIENCE = "50ms", "250ms"
 _BUSY_SECONDS = 15.0
+# How long a group waits for one who came before it without a group.
+_SECONDS_BEHIND = 0.1
 
 
 class Appending:
@@ -36,37 +39,34 @@ class Appending:
         self._groups: Groups[Job] = Groups(
             self._flush, self._refuse, at_once=_GROUPS_AT_ONCE, size_of=_size, largest=LARGEST_STATEMENT
         )
-        # What somebody else's transaction holds up waits here, and holds nobody else up.
+        # What somebody else's transaction holds up waits here, and holds nobody else up; so does what may be
+        # stored although its answer got lost.
         self._held_up: Groups[Job] = Groups(
             self._flush_patiently, self._refuse, size_of=_size, largest=LARGEST_STATEMENT
         )
         self._held_names: Counter[str] = Counter()
+        # Held by a caller that appends without a group.
+        self._at_once = asyncio.Lock()
 
     def add(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
         """Store the drafts, all or none, and call *on_stored* when they are durable."""
         if not drafts:
             asyncio.get_running_loop().call_soon(on_stored, (), (), None)
             return
-        job = Job(drafts, on_stored)
-        is_held_up = self._held_names and any(name in self._held_names for name in job.names())
-        (self._held_up if is_held_up else self._groups).submit(job)
+        self._submit(Job(drafts, on_stored))
 
     async def append(self, drafts: Sequence[Draft]) -> list[Stored]:
         """Store the drafts, all or none; they are stored even if the caller is cancelled meanwhile."""
-        stored: asyncio.Future[list[Stored]] = asyncio.get_running_loop().create_future()
+        answer = await self.store(drafts)
+        return _pair(answer.sequences, answer.stream_versions)
 
-        def on_stored(
-            sequences: Sequence[int | None], versions: Sequence[int | None], error: StoreError | None
-        ) -> None:
-            if stored.done():
-                return
-            if error is None:
-                stored.set_result(_pair(sequences, versions))
-            else:
-                stored.set_exception(error)
-
-        self.add(drafts, on_stored)
-        return await stored
+    async def store(self, drafts: Sequence[Draft]) -> Answer:
+        """As append, for whoever does not need every number; the answer has no error."""
+        # Whether there is nobody to share a commit with, and nothing to look at before they are stored.
+        is_free = self._groups.is_idle and not self._at_once.locked()
+        if is_free and drafts and are_all_new(drafts) and size_of(drafts) <= LARGEST_STATEMENT:
+            return await self._store_at_once(drafts)
+        return await self._store_in_group(drafts)
 
     async def insert_within(self, connection: Connection, drafts: Sequence[Draft]) -> list[Stored]:
         """Store the drafts, all or none, in the transaction that the connection is in.
@@ -95,10 +95,62 @@ class Appending:
 
     async def drain(self) -> None:
         """Return when nothing is on its way any more."""
+        async with self._at_once:
+            pass
         await self._groups.drain()
         await self._held_up.drain()
 
+    async def _store_at_once(self, drafts: Sequence[Draft]) -> Answer:
+        """In the caller's own task: a group and its task cost a fifth of a single append."""
+        is_sent = False
+        try:
+            async with self._at_once, self._database.untimed_connection() as connection:
+                is_sent = True
+                numbers = await self._inserts.insert(connection, drafts)
+        except asyncio.CancelledError:
+            # With its caller the answer is lost, as it is with a connection: a group asks for it again.
+            self._submit(Job(drafts, _tell_nobody, may_be_stored=True))
+            raise
+        except StoreError as error:
+            if not is_sent:
+                raise
+            is_lost = isinstance(error, StoreUnavailableError)
+            return await self._store_in_group(drafts, may_be_stored=is_lost)
+        except Exception as error:
+            raise _unknown(error) from error
+        self._announce(numbers[-1])
+        return Answer(numbers)
+
+    async def _store_in_group(self, drafts: Sequence[Draft], *, may_be_stored: bool = False) -> Answer:
+        stored: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def on_stored(
+            sequences: Sequence[int | None], versions: Sequence[int | None], error: StoreError | None
+        ) -> None:
+            if stored.done():
+                return
+            if error is None:
+                stored.set_result(Answer(sequences, versions))
+            else:
+                stored.set_exception(error)
+
+        if drafts:
+            self._submit(Job(drafts, on_stored, may_be_stored=may_be_stored))
+        else:
+            stored.set_result(Answer())
+        return await stored
+
+    def _submit(self, job: Job) -> None:
+        is_held_up = self._held_names and any(name in self._held_names for name in job.names())
+        (self._held_up if is_held_up or job.may_be_stored else self._groups).submit(job)
+
     async def _flush(self, group: list[Job]) -> None:
+        if self._at_once.locked():
+            # Calls of one turn are numbered in their order, and the first of them did not wait for a group.
+            # If its connection is dead it must not hold up the others.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SECONDS_BEHIND), self._at_once:
+                    pass
         await self._store(group, _PATIENCE)
 
     async def _flush_patiently(self, group: list[Job]) -> None:
@@ -150,10 +202,7 @@ class Appending:
         return now >= job.give_up_at
 
     def _refuse(self, job: Job, error: BaseException) -> None:
-        if not isinstance(error, StoreError):
-            cause, error = error, StoreError(f"the events may or may not have been stored: {error!r}")
-            error.__cause__ = cause
-        self._settle(job, Answer(error=error))
+        self._settle(job, Answer(error=error if isinstance(error, StoreError) else _unknown(error)))
 
 
 def _size(job: Job) -> int:
@@ -162,6 +211,16 @@ def _size(job: Job) -> int:
 
 def _pair(sequences: Sequence[int | None], versions: Sequence[int | None]) -> list[Stored]:
     return list(map(Stored, sequences, versions or itertools.repeat(None)))
+
+
+def _tell_nobody(*_: object) -> None:
+    """Whoever wanted to know was cancelled."""
+
+
+def _unknown(cause: BaseException) -> StoreError:
+    error = StoreError(f"the events may or may not have been stored: {cause!r}")
+    error.__cause__ = cause
+    return error
 
 
 def _busy(held: str) -> StoreBusyError:

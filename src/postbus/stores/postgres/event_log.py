@@ -48,6 +48,10 @@ class PgEventLog:
             for draft, each in zip(drafts, stored, strict=True)
         ]
 
+    async def store(self, drafts: Sequence[Draft]) -> None:
+        """As append, for whoever does not need the events."""
+        await self._appending.store(drafts)
+
     async def append_within(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:
         """As append, inside the caller's own transaction."""
         if isinstance(connection, asyncpg.Connection) and not connection.is_in_transaction():

@@ -42,6 +42,11 @@ class Groups(Generic[J]):
         if not self._looking and len(self._workers) < self._at_once:
             self._start()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job is waiting or in flight."""
+        return not self._workers
+
     async def drain(self) -> None:
         """Return when no job is waiting or in flight."""
         while self._workers:

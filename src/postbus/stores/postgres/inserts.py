@@ -1,7 +1,6 @@
 """The statements that store drafts."""
 
 import contextlib
-import itertools
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -9,6 +8,7 @@ import msgspec
 
 from postbus.events import Draft
 from postbus.stores.postgres.answers import Answer, read_answers, stored
+from postbus.stores.postgres.lent import COMMAND_SECONDS
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.translation import DRIVER_ERRORS
 
@@ -57,18 +57,22 @@ class Inserts:
         self._undo_parts = queries["undo_parts"]
         self._end_parts = queries["end_parts"]
 
-    async def insert(
-        self, connection: Connection, calls: Sequence[Sequence[Draft]], drafts: Sequence[Draft]
-    ) -> list[Answer]:
-        """Store the drafts of calls without streams and given ids in one statement, all or none.
+    async def insert(self, connection: Connection, drafts: Sequence[Draft]) -> list[int]:
+        """Store drafts without streams and given ids in one statement, all or none; their numbers, in order.
 
         A UniqueViolationError concerns all of them; append() can tell which one is to blame.
         """
-        numbers = await self._insert_drafts(connection, drafts)
-        if len(calls) == 1:
-            return [Answer(numbers)]
-        rest = iter(numbers)
-        return [Answer(list(itertools.islice(rest, len(call)))) for call in calls]
+        if not _are_plain(drafts):
+            columns = (*_common_columns(drafts), *_rare_columns(drafts))
+            rows = await connection.fetch(self._insert_full_events, *columns, timeout=COMMAND_SECONDS)
+        elif len(drafts) > 1:
+            columns = _common_columns(drafts)
+            rows = await connection.fetch(self._insert_events, *columns, timeout=COMMAND_SECONDS)
+        else:
+            (draft,) = drafts
+            values = (draft.id, draft.type, draft.payload_json.decode(), draft.created_at)
+            rows = await connection.fetch(self._insert_event, *values, timeout=COMMAND_SECONDS)
+        return sorted([row[0] for row in rows])
 
     async def append(
         self,
@@ -91,10 +95,10 @@ class Inserts:
             self._append_events,
             ends,
             *_common_columns(drafts),
+            *_rare_columns(drafts),
             [draft.is_idempotent for draft in drafts],
             [draft.stream_id for draft in drafts],
             [draft.expected_version for draft in drafts],
-            *_rare_columns(drafts),
             is_repeated,
             patience,
         )
@@ -146,31 +150,19 @@ class Inserts:
             raise
         await connection.execute(self._end_parts)
 
-    async def _insert_drafts(self, connection: Connection, drafts: Sequence[Draft]) -> list[int]:
-        if any(_has_more(draft) for draft in drafts):
-            rows = await connection.fetch(
-                self._insert_full_events, *_common_columns(drafts), *_rare_columns(drafts)
-            )
-        elif len(drafts) > 1:
-            rows = await connection.fetch(self._insert_events, *_common_columns(drafts))
-        else:
-            columns = _common_columns(drafts)
-            rows = await connection.fetch(self._insert_event, *[value for (value,) in columns])
-        return sorted([row[0] for row in rows])
-
 
 def _common_columns(drafts: Sequence[Draft]) -> tuple[list[object], ...]:
     return (
         [draft.id for draft in drafts],
         [draft.type for draft in drafts],
         [draft.payload_json.decode() for draft in drafts],
-        [None if draft.metadata is None else _encode(draft.metadata).decode() for draft in drafts],
         [draft.created_at for draft in drafts],
     )
 
 
 def _rare_columns(drafts: Sequence[Draft]) -> tuple[list[object], ...]:
     return (
+        [None if draft.metadata is None else _encode(draft.metadata).decode() for draft in drafts],
         [draft.actor_id for draft in drafts],
         [draft.correlation_id for draft in drafts],
         [draft.causation_id for draft in drafts],
@@ -178,10 +170,15 @@ def _rare_columns(drafts: Sequence[Draft]) -> tuple[list[object], ...]:
     )
 
 
-def _has_more(draft: Draft) -> bool:
-    return (
-        draft.actor_id is not None
-        or draft.correlation_id is not None
-        or draft.causation_id is not None
-        or draft.schema_version is not None
-    )
+def _are_plain(drafts: Sequence[Draft]) -> bool:
+    """Whether they have nothing in the rare columns."""
+    for draft in drafts:
+        if (
+            draft.metadata is not None
+            or draft.actor_id is not None
+            or draft.correlation_id is not None
+            or draft.causation_id is not None
+            or draft.schema_version is not None
+        ):
+            return False
+    return True

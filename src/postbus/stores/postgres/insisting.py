@@ -1,6 +1,7 @@
 """Stores drafts for certain: what collides is tried again, a lost answer is asked for again."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 
 import asyncpg
@@ -11,6 +12,7 @@ from postbus.stores.postgres.answers import Answer, duplicate_id
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.inserts import LARGEST_STATEMENT, Inserts
 from postbus.stores.postgres.jobs import Job
+from postbus.stores.postgres.leases import timed
 from postbus.stores.postgres.pool import Connection
 
 # How long a lost answer is asked for again.
@@ -32,10 +34,10 @@ class Insisting:
         Where it is not known whether they are stored, that is found out by doing it again: their ids tell.
         """
         give_up_at: float | None = None
-        is_sent, collision_count, pause = False, 0, 0.0
+        is_sent, collision_count, pause = _may_be_stored(jobs), 0, 0.0
         while True:
             try:
-                async with self._database.connection() as connection:
+                async with self._database.untimed_connection() as connection:
                     is_sent = True
                     return await self._send(connection, jobs, patience, is_first=not collision_count)
             except StoreUnavailableError as error:
@@ -48,7 +50,7 @@ class Insisting:
                 if now >= give_up_at:
                     raise _lost(error) from error
             except StoreClosedError as error:
-                if give_up_at is None:
+                if not _may_be_stored(jobs):
                     raise
                 raise _lost(error) from error
             except StoreError as error:
@@ -65,9 +67,10 @@ class Insisting:
     ) -> list[Answer]:
         calls = [job.drafts for job in jobs]
         drafts = calls[0] if len(calls) == 1 else [draft for call in calls for draft in call]
-        is_repeated = any(job.may_be_stored for job in jobs)
-        if is_first and not is_repeated and jobs[0].size <= LARGEST_STATEMENT and _are_all_new(drafts):
-            return await self._inserts.insert(connection, calls, drafts)
+        is_repeated = _may_be_stored(jobs)
+        if is_first and not is_repeated and jobs[0].size <= LARGEST_STATEMENT and are_all_new(drafts):
+            return _share(calls, await self._inserts.insert(connection, drafts))
+        connection = timed(connection)
         if len(calls) == 1:
             answer = await self._inserts.append_whole(
                 connection, drafts, is_repeated=is_repeated, patience=patience
@@ -76,9 +79,22 @@ class Insisting:
         return await self._inserts.append(connection, calls, is_repeated=is_repeated, patience=patience)
 
 
-def _are_all_new(drafts: Sequence[Draft]) -> bool:
+def are_all_new(drafts: Sequence[Draft]) -> bool:
     """Whether nothing has to be looked at before they are stored."""
-    return not any(draft.stream_id is not None or draft.is_idempotent for draft in drafts)
+    # No generator, which takes twice as long: this is asked of every event.
+    return True not in [draft.stream_id is not None or draft.is_idempotent for draft in drafts]
+
+
+def _may_be_stored(jobs: Sequence[Job]) -> bool:
+    return True in [job.may_be_stored for job in jobs]
+
+
+def _share(calls: Sequence[Sequence[Draft]], numbers: Sequence[int]) -> list[Answer]:
+    """To each call the numbers of its drafts."""
+    if len(calls) == 1:
+        return [Answer(numbers)]
+    rest = iter(numbers)
+    return [Answer(list(itertools.islice(rest, len(call)))) for call in calls]
 
 
 def tell_collision(error: BaseException | None) -> StoreError | None:

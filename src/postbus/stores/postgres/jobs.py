@@ -12,12 +12,12 @@ class Job:
 
     __slots__ = ("drafts", "give_up_at", "is_settled", "may_be_stored", "on_stored", "size")
 
-    def __init__(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
+    def __init__(self, drafts: Sequence[Draft], on_stored: OnStored, *, may_be_stored: bool = False) -> None:
         self.drafts, self.on_stored = drafts, on_stored
         self.size = size_of(drafts)
         self.is_settled = False
         # They were sent once, and the answer got lost.
-        self.may_be_stored = False
+        self.may_be_stored = may_be_stored
         # Set when it is found that somebody else's transaction holds what it needs.
         self.give_up_at: float | None = None
 

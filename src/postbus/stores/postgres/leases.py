@@ -50,7 +50,12 @@ class TimedLease(Lease):
     __slots__ = ()
 
     async def __aenter__(self) -> Connection:
-        return cast(Connection, lent.TimedConnection(await super().__aenter__()))
+        return timed(await super().__aenter__())
+
+
+def timed(connection: Connection) -> Connection:
+    """The connection with a time limit for every statement."""
+    return cast(Connection, lent.TimedConnection(connection))
 
 
 @asynccontextmanager

@@ -59,6 +59,10 @@ class SQLiteEventLog:
         await stored
         return await self._stored_events(inserting)
 
+    async def store(self, drafts: Sequence[Draft]) -> None:
+        """As append, for whoever does not need the events."""
+        await self.append(drafts)
+
     async def append_within(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:  # noqa: ARG002
         """The writer's thread has the only connection that writes events."""
         raise NoForeignTransactionError("SQLiteStore")
