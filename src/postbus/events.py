@@ -172,7 +172,7 @@ class OpenWriter(msgspec.Struct, frozen=True):
 class LogPage(msgspec.Struct, frozen=True):
     """Events of the log in order, and how far the log was looked through for them."""
 
-    events: list[Event]
+    events: Sequence[Event]
     # Every number after the position and up to this one is in the page, was not wanted, will never be
     # used, or is missing.
     up_to: GlobalSequence

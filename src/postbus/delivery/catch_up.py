@@ -62,6 +62,9 @@ class CatchUp:
             limit = min(limit * 2, max(_LARGEST_PAGE, self._smallest_page))
             following = None if is_last else asyncio.ensure_future(self._read(reading, limit))
             try:
+                if following is not None:
+                    # Handlers that never wait would let it begin no sooner than they have ended.
+                    await asyncio.sleep(0)
                 delivered = await self._deliver(page)
                 count += delivered
                 # A page that was broken off is read again from there: asking whether to go on a second
@@ -81,7 +84,8 @@ class CatchUp:
         return is_at_end or page.up_to == before or bool(self.blocked_by)
 
     async def _deliver(self, page: Page) -> int:
-        events, count = page.events, 0
+        # What has not been decoded yet is decoded now, while the next page is read.
+        events, count = list(page.events), 0
         self._writer.begin_page(page.missing)
         while count < len(events):
             if self._has_changed():

@@ -8,7 +8,7 @@ import asyncio
 import functools
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from postbus.delivery.deliveries import sequence_of
@@ -16,6 +16,7 @@ from postbus.delivery.own_copies import own_copies
 from postbus.delivery.patience import Patience
 from postbus.errors import UnsoundLogError
 from postbus.events import Event, Gap, GlobalSequence, LogPage, LogPosition, Part
+from postbus.late_events import types_of
 from postbus.policy.horizon import WriterHorizon
 from postbus.policy.partitions import part_of_event
 from postbus.ports import Clock, EventLog, WantedEvents
@@ -37,7 +38,7 @@ _Key = tuple[LogPosition, int, tuple[tuple[str, ...], Part | None] | None]
 class Page:
     """What a subscriber reads: events in order, and what is known of the numbers without one."""
 
-    events: list[Event]
+    events: Sequence[Event]
     up_to: GlobalSequence
     missing: tuple[Gap, ...] = ()
     # Every open number up to this one that is not in the page is dead.
@@ -50,12 +51,12 @@ class Page:
     # Its events by part, for each number of parts that was asked for: all parts read the same page.
     _split: dict[int, list[list[Event]]] = field(default_factory=dict, compare=False)
 
-    def events_for(self, wanted: WantedEvents | None) -> list[Event]:
+    def events_for(self, wanted: WantedEvents | None) -> Sequence[Event]:
         """Those that are wanted."""
         if wanted is None:
             return self.events
-        events = self.events if wanted.part is None else self._events_in(wanted.part)
-        if all(map(wanted, {event.type for event in events})):
+        events: Sequence[Event] = self.events if wanted.part is None else self._events_in(wanted.part)
+        if all(map(wanted, types_of(events))):
             return events
         return [event for event in events if wanted(event.type)]
 
@@ -283,7 +284,7 @@ class LogReader:
         return settled
 
 
-def _passed(page: Page, wanted: list[Event], after: LogPosition) -> tuple[GlobalSequence, ...]:
+def _passed(page: Page, wanted: Sequence[Event], after: LogPosition) -> tuple[GlobalSequence, ...]:
     """Which events of the page were in the open gaps and are not wanted."""
     taken = {event.id for event in wanted}
     return tuple(

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import islice
 
 from postbus.delivery.attempts import describe_error
 from postbus.delivery.checkpoint_writer import CheckpointWriter
@@ -113,7 +112,7 @@ class SingleDeliveries:
         until = min(until, self._writer.begin_stretch(stretch))
         watch.begin()
         try:
-            for event in islice(stretch.events, stretch.index, stretch.end):
+            for event in stretch.events[stretch.index : stretch.end]:
                 if type(event.payload) is UndecodablePayload:
                     return Failed(describe_undecodable(event.payload), is_final=True)
                 self.current, error = event, None

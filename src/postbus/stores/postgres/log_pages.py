@@ -7,6 +7,7 @@ from typing import Any
 import asyncpg
 
 from postbus.events import Event, Gap, GlobalSequence, LogPage, LogPosition
+from postbus.late_events import LateEvents
 from postbus.ports import WantedEvents
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.page_size import PageSize
@@ -89,10 +90,10 @@ class LogPages:
         return sized
 
 
-async def decode_page(rows: Sequence[asyncpg.Record | tuple[Any, ...]]) -> list[Event]:
+async def decode_page(rows: Sequence[asyncpg.Record | tuple[Any, ...]]) -> Sequence[Event]:
     """Their events; the event loop is not held up for long by large ones."""
     if sum([len(row[3] or "") for row in rows]) <= _MUCH_TEXT:
-        return events_from_rows(rows)
+        return LateEvents(rows, events_from_rows, {row[2] for row in rows})
     events: list[Event] = []
     start = size = 0
     for end, row in enumerate(rows, 1):
@@ -107,7 +108,7 @@ async def decode_page(rows: Sequence[asyncpg.Record | tuple[Any, ...]]) -> list[
 def _page(
     facts: asyncpg.Record,
     found: Sequence[asyncpg.Record],
-    events: list[Event],
+    events: Sequence[Event],
     after: LogPosition,
     is_beyond: bool,
 ) -> LogPage:
@@ -141,7 +142,7 @@ def _wanted_page(
     facts: asyncpg.Record,
     gaps: Sequence[asyncpg.Record],
     found: Sequence[asyncpg.Record],
-    events: list[Event],
+    events: Sequence[Event],
     after: LogPosition,
     is_beyond: bool,
 ) -> LogPage:

@@ -51,25 +51,29 @@ AND global_sequence <= (SELECT last FROM slice);
 128 + CASE WHEN pg_column_compression(data) IS NULL THEN coalesce(pg_column_size(data), 0)
     ELSE octet_length(data::text) END;
 
+-- name: next_sizes
+-- The next events, as far as their size goes. Limits are constants wherever the planner has to know them, whatever
+-- it knows of the table.
+SELECT global_sequence, {size} AS size FROM (
+    SELECT global_sequence, data FROM {schema}.events
+    WHERE global_sequence > {after} {and_in_slice} {and_wanted}
+    ORDER BY global_sequence LIMIT 1000
+) AS next
+LIMIT $2::bigint;
+
 -- name: room
 -- How many events after $1 go into the page: at most $2, and no more after the one that makes it $3 bytes.
--- The sums are made one after the other, and nothing is looked at beyond that event.
--- Limits are constants wherever the planner has to know them, whatever it knows of the table.
-SELECT coalesce((
+-- Mostly all of them do, and one sum tells. If not, the sums are made one after the other.
+SELECT CASE WHEN (SELECT coalesce(sum(size), 0) FROM ({next_sizes}) AS sizes) < (SELECT $3::bigint)
+THEN $2::bigint
+ELSE coalesce((
     SELECT row_count FROM (
-        SELECT count(*) OVER in_order AS row_count, sum({size}) OVER in_order AS size
-        FROM (
-            SELECT global_sequence, data FROM (
-                SELECT global_sequence, data FROM {schema}.events
-                WHERE global_sequence > {after} {and_in_slice} {and_wanted}
-                ORDER BY global_sequence LIMIT 1000
-            ) AS next
-            LIMIT $2::bigint
-        ) AS next
+        SELECT count(*) OVER in_order AS row_count, sum(size) OVER in_order AS size
+        FROM ({next_sizes}) AS sizes
         WINDOW in_order AS (ORDER BY global_sequence ROWS UNBOUNDED PRECEDING)
     ) AS sums
     WHERE size >= (SELECT $3::bigint) LIMIT 1
-), $2::bigint) AS row_count;
+), $2::bigint) END AS row_count;
 
 -- name: rows_after
 SELECT * FROM (

@@ -1,0 +1,56 @@
+"""Events of a page that are decoded as late as possible: while the next page is on its way."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+from postbus.events import Event
+
+
+class LateEvents(Sequence[Event]):
+    """As a list, and made into one when somebody looks at the first of them.
+
+    >>> from datetime import UTC, datetime
+    >>> NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    >>> rows = [("1", "order.placed"), ("2", "order.shipped")]
+    >>> events = LateEvents(
+    ...     rows, lambda rows: [Event(id=id, type=type, created_at=NOON) for id, type in rows], set()
+    ... )
+    >>> len(events), events[1].type
+    (2, 'order.shipped')
+    """
+
+    def __init__(
+        self, rows: Sequence[Any], decode: Callable[[Sequence[Any]], list[Event]], types: set[str]
+    ) -> None:
+        self._rows, self._decode = rows, decode
+        self._decoded: list[Event] | None = None
+        self.types = types
+        """The types that there are among them."""
+
+    def __len__(self) -> int:
+        """How many there are is known without looking at them."""
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Event]: ...
+    def __getitem__(self, index: int | slice) -> Event | list[Event]:
+        """One of them, or some."""
+        return self._events[index]
+
+    def __iter__(self) -> Iterator[Event]:
+        """One after the other."""
+        return iter(self._events)
+
+    @property
+    def _events(self) -> list[Event]:
+        if self._decoded is None:
+            self._decoded = self._decode(self._rows)
+            self._rows = self._decoded
+        return self._decoded
+
+
+def types_of(events: Sequence[Event]) -> set[str]:
+    """Which types there are among the events."""
+    return events.types if isinstance(events, LateEvents) else {event.type for event in events}
