@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.pg.candidates import of_peer
 from postbus import Event, ReliableDeliveryConfig
-from postbus.ops.bench.model import Candidate, Column, Effort, Sample, Tier, Workload
+from postbus.ops.bench.model import Candidate, Column, Effort, RatioColumn, Sample, Tier, Workload
 from postbus.ops.bench.postgres import raw
 from postbus.ops.bench.postgres.buses import batched_config
 from postbus.ops.bench.postgres.candidates import on_postgres
@@ -83,6 +83,12 @@ WORKLOAD = Workload(
         ),
         raw_reader("rows", "rows only", partial(raw.read_log, count=COUNT, is_decoded=False), COUNT),
         read_and_decode(),
+        raw_reader(
+            "decoded-100",
+            "the same, a checkpoint every 100 events",
+            partial(raw.read_log, count=COUNT, is_decoded=True, checkpoint_every=100),
+            COUNT,
+        ),
         commit_checkpoints(),
         raw_reader(
             "checkpoints-off",
@@ -100,6 +106,6 @@ WORKLOAD = Workload(
         Column("cpu", "CPU per event", "µs"),
         Column("memory", "peak memory above the start", "MB"),
     ),
-    ratios=(BY_DECODED, BY_CHECKPOINTS),
+    ratios=(BY_DECODED, RatioColumn("rate", "÷ with checkpoints of 100", "raw-decoded-100"), BY_CHECKPOINTS),
     needs_postgres=True,
 )

@@ -8,6 +8,7 @@ from postbus.ops.bench.postgres.candidates import on_postgres
 from postbus.ops.bench.postgres.latency import (
     COLUMNS,
     TITLE,
+    across_processes,
     by_raw,
     notify_and_fetch,
     postbus,
@@ -29,7 +30,13 @@ def _peer(package: str, rate: int) -> Candidate:
 def _candidates(rate: int) -> tuple[Candidate, ...]:
     # procrastinate gets no 500 events a second done.
     peers = ("eventsourcing", "pgqueuer", *(("procrastinate",) if rate < 500 else ()))
-    return (postbus(rate), notify_and_fetch(rate), *(_peer(package, rate) for package in peers))
+    return (
+        postbus(rate),
+        across_processes("postbus-trigger", 'postbus, notify="trigger"', "bench.pg.by_trigger", rate),
+        notify_and_fetch(rate),
+        across_processes("raw-after-commit", "raw: NOTIFY after the commit", "bench.pg.after_commit", rate),
+        *(_peer(package, rate) for package in peers),
+    )
 
 
 WORKLOAD = Workload(

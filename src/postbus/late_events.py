@@ -43,6 +43,16 @@ class LateEvents(Sequence[Event]):
         """One after the other."""
         return iter(self._events)
 
+    def __eq__(self, other: object) -> bool:
+        """As lists are compared."""
+        return self._events == (other._events if isinstance(other, LateEvents) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """As that of a list."""
+        return repr(self._events)
+
     @property
     def _events(self) -> list[Event]:
         if self._decoded is None:

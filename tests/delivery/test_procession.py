@@ -12,6 +12,15 @@ from tests.delivery.steps import MakeBus, soon, start, until
 request_id = contextvars.ContextVar("request_id", default="none")
 
 
+class Incomparable:
+    """Refuses to be compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("neither equal nor not")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @pytest.fixture(params=["with context", "without context"])
 def context(request: pytest.FixtureRequest) -> contextvars.Context:
     """The context of the publisher; where it is empty, couriers carry."""
@@ -43,6 +52,25 @@ async def test_what_a_handler_changes_in_its_context_is_not_for_the_next_event(
     await soon(_publish(bus, 2, context.copy()))
 
     assert seen == [expected] * 5
+
+
+async def test_values_that_can_not_be_compared_hold_up_nothing(make_bus: MakeBus) -> None:
+    """As an array, of which nobody can say in one word whether it is equal to another."""
+    bus = make_bus()
+    context = contextvars.Context()
+    matrix: contextvars.ContextVar[Incomparable] = contextvars.ContextVar("matrix")
+    given = Incomparable()
+    context.run(matrix.set, given)
+    seen: list[bool] = []
+
+    @bus.on("order.*")
+    async def change(_: Event) -> None:
+        seen.append(matrix.get() is given)
+        matrix.set(Incomparable())
+
+    await soon(_publish(bus, 3, context))
+
+    assert seen == [True] * 3
 
 
 async def test_a_single_event_does_not_see_the_changes_of_the_one_before(

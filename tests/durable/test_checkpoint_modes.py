@@ -1,16 +1,29 @@
 """When the checkpoint is written: after every event, or after so many, or after so long."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from postbus import CheckpointMode, EventBus, ReliableDeliveryConfig, RetryPolicy
+from postbus import CheckpointMode, Event, EventBus, ReliableDeliveryConfig, RetryPolicy
 from postbus.config import AnyCheckpointMode
 from postbus.testing import ManualClock
 from tests.delivery.steps import BlockingHandler, FlakyHandler, soon, start, until
-from tests.durable.steps import ID, Database, MakeBus, crash, faulty, opened, position_of, publish_numbers
+from tests.durable.steps import (
+    ID,
+    Database,
+    MakeBus,
+    crash,
+    faulty,
+    let_others_run,
+    opened,
+    position_of,
+    publish_numbers,
+)
 
 A_LOT, AN_HOUR = 1_000_000, 3600.0
+# Where there are none that begin at once, there is but one way.
+TASK_FACTORIES = [None, *([asyncio.eager_task_factory] if hasattr(asyncio, "eager_task_factory") else [])]
 
 
 def a_bus(make_bus: MakeBus, mode: AnyCheckpointMode) -> EventBus:
@@ -254,3 +267,107 @@ class TestFlush:
         await soon(bus.idle())
 
         assert await position_of(bus) == 3
+
+
+class TestWritesBesideAHandler:
+    """The alarm rings while a handler waits, and what was processed before it is written at once."""
+
+    async def test_while_one_is_slow_no_more_than_a_batch_is_unwritten(
+        self, database: Database, make_bus: MakeBus, clock: ManualClock
+    ) -> None:
+        store = faulty(database)
+        mode = CheckpointMode.batched(5, 10)
+        bus = make_bus(store, config=ReliableDeliveryConfig(checkpoint_mode=mode))
+        is_waiting, may_go_on, unwritten = asyncio.Event(), asyncio.Event(), list[int]()
+
+        @bus.on("*", id=ID)
+        async def note(event: Event) -> None:
+            if event.payload == 2:
+                is_waiting.set()
+                await may_go_on.wait()
+            unwritten.append(event.payload - (bus.subscription(ID).checkpoint or 0))
+
+        async def let_the_handler_go_on() -> None:
+            may_go_on.set()
+            await let_others_run()
+
+        store.checkpoints.before("save", let_the_handler_go_on)
+        await publish_numbers(bus, *range(1, 21))
+        await soon(is_waiting.wait())
+        await clock.advance(10)
+        await soon(bus.idle())
+
+        assert len(unwritten) == 20
+        assert max(unwritten) <= 5
+
+    @pytest.mark.parametrize("factory", TASK_FACTORIES)
+    async def test_one_that_takes_longer_than_the_delay_does_not_keep_the_next_from_being_written(
+        self, database: Database, make_bus: MakeBus, clock: ManualClock, factory: Any
+    ) -> None:
+        store = faulty(database)
+        mode = CheckpointMode.batched(A_LOT, 10)
+        bus = make_bus(store, config=ReliableDeliveryConfig(checkpoint_mode=mode))
+        await bus.start()
+        asyncio.get_running_loop().set_task_factory(factory)
+        handled: asyncio.Queue[int] = asyncio.Queue()
+        may_end = asyncio.Semaphore(0)
+
+        @bus.on("*", id=ID)
+        async def wait_at_even_ones(event: Event) -> None:
+            handled.put_nowait(event.payload)
+            if event.payload % 2 == 0:
+                await may_end.acquire()
+
+        async def take_long() -> None:
+            store.checkpoints.before("save", let_others_run)
+            clock._elapsed += 20_000_000_000
+            may_end.release()
+            await let_others_run()
+
+        store.checkpoints.before("save", take_long)
+        await publish_numbers(bus, *range(1, 7))
+        for number in (1, 2):
+            assert await soon(handled.get()) == number
+        await clock.advance(10)
+        for number in (3, 4):
+            assert await soon(handled.get()) == number
+        await clock.advance(10)
+        await until(lambda: bus.subscription(ID).checkpoint == 3)
+        may_end.release()
+        for number in (5, 6):
+            assert await soon(handled.get()) == number
+        await clock.advance(10)
+        await until(lambda: bus.subscription(ID).checkpoint == 5)
+        asyncio.get_running_loop().set_task_factory(None)
+        may_end.release()
+
+    async def test_one_that_ends_during_the_shutdown_leaves_no_alarm_behind(
+        self, database: Database, make_bus: MakeBus, clock: ManualClock
+    ) -> None:
+        store = faulty(database)
+        mode = CheckpointMode.batched(A_LOT, 10)
+        bus = make_bus(store, config=ReliableDeliveryConfig(checkpoint_mode=mode))
+        handler, is_writing, may_write = BlockingHandler(), asyncio.Event(), asyncio.Event()
+        bus.subscribe("*", handler, id=ID)
+
+        async def hold() -> None:
+            is_writing.set()
+            await may_write.wait()
+
+        store.checkpoints.before("save", hold)
+        handler.released.set()
+        await publish_numbers(bus, 1)
+        await soon(bus.idle())
+        handler.released.clear()
+        await publish_numbers(bus, 2)
+        await until(lambda: len(handler.events) == 2)
+        await clock.advance(10)
+        await soon(is_writing.wait())
+        stopping = start(bus.shutdown())
+        await let_others_run()
+        handler.released.set()
+        await until(lambda: handler.finish_count == 2)
+        may_write.set()
+        await soon(stopping)
+
+        assert [task for task in asyncio.all_tasks() if task.get_name() == "postbus checkpoint"] == []

@@ -81,9 +81,9 @@ class TestState:
 
         await publish_numbers(bus, *range(150))
         handler.started.clear()
-        handler.released.set()
+        first, handler.released = handler.released, asyncio.Event()
+        first.set()
         await soon(handler.started.wait())
-        handler.released.clear()
         await until(lambda: bus.subscription(ID).state == "catching_up")
         handler.released.set()
         await until(lambda: bus.subscription(ID).state == "live")

@@ -576,3 +576,15 @@ def test_models_inside_of_json_come_back_equal(orders: list[Placed], last: Paid 
     event = store({"orders": orders, "last": last})
 
     assert PayloadType(Summary, wants_event=False).convert(event) == {"orders": orders, "last": last}
+
+
+@pytest.mark.parametrize("wanted", [dict, dict[str, Any], dict[str, object], dict[str, int]])
+def test_a_handler_may_change_the_object_it_gets(wanted: Any) -> None:
+    """The next attempt, and other handlers of the event, get it as it was published."""
+    event = Event(id="1", type="order.placed", payload={"total": 1}, created_at=NOON)
+    own: Any = PayloadType(wanted, wants_event=False).convert(event)
+    own["total"] = 2
+    changed: Any = PayloadType(wanted, wants_event=True).convert(event)
+    changed.payload["total"] = 3
+
+    assert event.payload == {"total": 1}

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -81,6 +82,7 @@ class CheckpointWriter:
         # A write was cancelled, and may come to its end all the same.
         self._is_uncertain = False
         self._alarm: asyncio.Task[None] | None = None
+        self._is_stopped = False
         self._beside: asyncio.Task[None] | None = None
         self._saving = asyncio.Lock()
 
@@ -219,13 +221,12 @@ class CheckpointWriter:
 
     async def write(self) -> None:
         """Write what was processed, if there is anything. StoppedError, SubscriberFencedError."""
-        if (self._has_unwritten or self._states) and not self._is_uncertain:
-            await self._save(self._plain_progress)
+        await self._save(self._plain_progress)
 
     async def write_once(self) -> None:
         """Write what was processed, without patience. StoreError."""
-        if (self._has_unwritten or self._states) and not self._is_uncertain and not self._saving.locked():
-            await self._store.save(self._plain_progress())
+        if not self._saving.locked() and (progress := self._plain_progress()) is not None:
+            await self._store.save(progress)
 
     async def write_attempt(self, sequence: GlobalSequence, attempt: int) -> None:
         """Write what was processed, and that an attempt begins: should it end the process, it counts."""
@@ -266,11 +267,16 @@ class CheckpointWriter:
     def stop(self) -> None:
         """Ring no more."""
         self.end_stretch()
+        # What is being written beside a handler may end later, and must not set the alarm again.
+        self._is_stopped = True
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
 
-    def _plain_progress(self) -> Progress:
+    def _plain_progress(self) -> Progress | None:
+        """What was processed; None if there is nothing to write, or something newer may be on its way."""
+        if self._is_uncertain or not (self._has_unwritten or self._states):
+            return None
         # Who asked for synchronous checkpoints wants each of them on disk.
         has_events = self._count > 0 and self._count_due == 1
         is_repeatable = not has_events and not self._states and not self._given_up
@@ -294,13 +300,15 @@ class CheckpointWriter:
             drafts=effects.drafts,
         )
 
-    async def _save(self, make_progress: Callable[[], Progress], *events: Event) -> None:
+    async def _save(self, make_progress: Callable[[], Progress | None], *events: Event) -> None:
         """Write one after the other; events that are processed meanwhile wait for the next time.
 
         With *events*, which are processed as soon as it is written.
         """
         async with self._saving:
             progress, count, states = make_progress(), self._count, dict(self._states)
+            if progress is None:
+                return
             reached = self._advance.position
             if events:
                 reached = self.reached(events)
@@ -308,7 +316,7 @@ class CheckpointWriter:
             if not _is_plain(progress):
                 progress = replace(progress, write_id=new_event_id())
             began_at = self._clock.monotonic()
-            await self._patience.run(lambda: self._save_once(progress))
+            await self._patience.run(functools.partial(self._save_once, progress))
             self._count -= count
             if progress.given_up:
                 self._given_up = self._given_up[len(progress.given_up) :]
@@ -324,14 +332,15 @@ class CheckpointWriter:
         logger.debug("checkpoint of %s is at %d", self._subscriber_id, self.written)
 
     async def _save_once(self, progress: Progress) -> None:
-        # Cancelled here, it may have been written or not: then nothing older may be written after it.
-        self._is_uncertain = True
+        self._is_uncertain = False
         try:
             await self._store.save(progress)
         except StoreError:
-            self._is_uncertain = False
             raise
-        self._is_uncertain = False
+        except BaseException:
+            # Cancelled here, it may have been written or not: then nothing older may be written after it.
+            self._is_uncertain = True
+            raise
 
     @property
     def _has_unwritten(self) -> bool:
@@ -358,13 +367,15 @@ class CheckpointWriter:
         self._on_written()
 
     def _ring_later(self, first_event_at: float) -> None:
-        if self._count_due == 1:
+        if self._count_due == 1 or self._is_stopped:
             return
         self._due_at = due_at(PendingCheckpoint().add(1, first_event_at), self._mode)
         if self._alarm is None:
             self._alarm = asyncio.get_running_loop().create_task(self._ring(), name="postbus checkpoint")
 
     async def _ring(self) -> None:
+        # Where tasks begin at once (asyncio.eager_task_factory) whoever sets the alarm has to know it first.
+        await asyncio.sleep(0)
         # What it was set for may have been written meanwhile, and other events may be waiting.
         while self._is_at_work and self._clock.monotonic() < self._due_at:
             await self._clock.until(self._due_at)

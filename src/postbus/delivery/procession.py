@@ -54,7 +54,7 @@ class Procession:
                 self._couriers.carry(_Retrial(self._dispatcher, retry), self._context.copy())
             if self._begun_count % _MOST_AT_A_STRETCH == 0:
                 await asyncio.sleep(0)
-            if contextvars.copy_context() != self._context:
+            if not _are_same(contextvars.copy_context(), self._context):
                 # What a handler changed in its context is not for the next event.
                 self._go_on_elsewhere()
                 return
@@ -77,3 +77,10 @@ class _Retrial:
 
     async def run(self) -> None:
         await self._dispatcher.see_through(self._retry)
+
+
+def _are_same(one: contextvars.Context, other: contextvars.Context) -> bool:
+    """Whether the same variables have the very same values: those of users may not like to be compared."""
+    return len(one) == len(other) and all(
+        variable in other and other[variable] is value for variable, value in one.items()
+    )

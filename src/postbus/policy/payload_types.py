@@ -56,8 +56,10 @@ class PayloadType:
         postbus.errors.PayloadTypeError: the payload of order.placed is no list[int]: Expected `int`, ...
         """
         if self._is_any_object and type(event.payload) is dict:
-            return event if self.wants_event else event.payload
-        payload = None if event.purged_at is not None else self._convert_payload(event)
+            # Its own, as every converted one is: others get the same event, and so does the next attempt.
+            payload: object = event.payload.copy()
+        else:
+            payload = None if event.purged_at is not None else self._convert_payload(event)
         return msgspec.structs.replace(event, payload=payload) if self.wants_event else payload
 
     def _convert_payload(self, event: Event) -> object:

@@ -5,7 +5,7 @@ Ids, times and the JSON of the payload are made inside the loop, as the bus has 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 
@@ -32,13 +32,13 @@ CREATE TABLE IF NOT EXISTS raw_events (
 );
 """
 _COUNT = "SELECT count(*) FROM raw_events"
-_INSERT = (
+INSERT = (
     "INSERT INTO raw_events (id, event_type, data, created_at) VALUES ($1, $2, $3, $4) "
     "RETURNING global_sequence"
 )
 # One statement and so one round trip, with the notification in the transaction of the insert.
 _INSERT_AND_NOTIFY = (
-    f"WITH stored AS ({_INSERT}) SELECT pg_notify('raw_events', global_sequence::text) FROM stored"
+    f"WITH stored AS ({INSERT}) SELECT pg_notify('raw_events', global_sequence::text) FROM stored"
 )
 _INSERT_MANY = (
     "INSERT INTO raw_events (id, event_type, data, created_at) "
@@ -66,7 +66,9 @@ _MOVE_CHECKPOINT = (
 )
 _CHECKPOINT = "SELECT last_global_sequence FROM raw_checkpoints"
 
+_STATUS = EventStatus.DONE
 _encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
 
 
 @asynccontextmanager
@@ -82,7 +84,7 @@ async def connected(dsn: str, count: int) -> AsyncIterator[list[Session]]:
 
 def append_each(dsn: str, effort: Effort, *, connection_count: int, with_notify: bool = False) -> Sample:
     """One INSERT and one commit for each event, on each connection one after the other."""
-    query = _INSERT_AND_NOTIFY if with_notify else _INSERT
+    query = _INSERT_AND_NOTIFY if with_notify else INSERT
 
     def step_on(session: Session) -> Step:
         async def step() -> int:
@@ -122,42 +124,48 @@ def copy_batches(dsn: str, effort: Effort, *, batch_size: int) -> Sample:
     return asyncio.run(_append(dsn, effort, 1, step_on))
 
 
-def read_log(dsn: str, _effort: Effort, *, count: int, is_decoded: bool) -> Sample:
-    """Page after page of the log; if it is to be decoded, each row becomes what a handler is given."""
-    decode, status = msgspec.json.Decoder().decode, EventStatus.DONE
+def read_log(
+    dsn: str, _effort: Effort, *, count: int, is_decoded: bool, checkpoint_every: int | None = None
+) -> Sample:
+    """Page after page of the log; if it is to be decoded, each row becomes what a handler is given.
+
+    With *checkpoint_every* so many of them are followed by a checkpoint that does not wait for the disk.
+    """
 
     async def read() -> Sample:
         async with connected(dsn, 1) as [session]:
+            await session.execute(_CREATE_CHECKPOINTS)
+            await session.execute("SET synchronous_commit = off")
             statement = await session.prepare(_READ)
             began, cpu_began, after, seen = time.perf_counter(), time.process_time(), 0, 0
             while rows := await statement.fetch(after, PAGE_SIZE):
-                if is_decoded:
-                    for (
-                        sequence,
-                        event_id,
-                        event_type,
-                        payload,
-                        created_at,
-                        stream_id,
-                        version,
-                        _more,
-                    ) in rows:
-                        Event(
-                            global_sequence=sequence,
-                            id=event_id,
-                            type=event_type,
-                            payload=decode(payload),
-                            created_at=created_at,
-                            status=status,
-                            stream_id=stream_id,
-                            stream_version=version,
-                        )
+                step = checkpoint_every or len(rows)
+                for start in range(0, len(rows), step):
+                    if is_decoded:
+                        _decode_rows(rows[start : start + step])
+                    if checkpoint_every:
+                        reached = rows[min(start + step, len(rows)) - 1][0]
+                        await session.execute(_MOVE_CHECKPOINT, reached, datetime.now(UTC))
                 after = rows[-1][0]
                 seen += len(rows)
             figures = log_figures(seen, count, began, cpu_began)
         return Sample(figures=figures, settings=await durability(dsn))
 
     return asyncio.run(read())
+
+
+def _decode_rows(rows: Sequence[asyncpg.Record]) -> None:
+    for sequence, event_id, event_type, payload, created_at, stream_id, version, _more in rows:
+        Event(
+            global_sequence=sequence,
+            id=event_id,
+            type=event_type,
+            payload=_decode(payload),
+            created_at=created_at,
+            status=_STATUS,
+            stream_id=stream_id,
+            stream_version=version,
+        )
 
 
 def commit_checkpoints(dsn: str, effort: Effort, *, synchronous_commit: str) -> Sample:
