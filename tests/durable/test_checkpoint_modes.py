@@ -318,17 +318,22 @@ class TestWritesBesideAHandler:
             if event.payload % 2 == 0:
                 await may_end.acquire()
 
-        async def take_long() -> None:
-            store.checkpoints.before("save", let_others_run)
-            clock._elapsed += 20_000_000_000
-            may_end.release()
-            await let_others_run()
+        is_writing, may_write = asyncio.Event(), asyncio.Event()
 
-        store.checkpoints.before("save", take_long)
+        async def hold() -> None:
+            is_writing.set()
+            await may_write.wait()
+
+        store.checkpoints.before("save", hold)
         await publish_numbers(bus, *range(1, 7))
         for number in (1, 2):
             assert await soon(handled.get()) == number
         await clock.advance(10)
+        await soon(is_writing.wait())
+        await clock.advance(15)
+        may_end.release()
+        await let_others_run()
+        may_write.set()
         for number in (3, 4):
             assert await soon(handled.get()) == number
         await clock.advance(10)
