@@ -214,6 +214,12 @@ class TestStubbornHandlers:
         for _ in range(3):
             await clock.advance(5)
             await clock.advance(1)
+
+        async def failed_again() -> None:
+            while len((await letters_of(bus))[0].errors) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+        await soon(failed_again())
         (letter,) = await letters_of(bus)
 
         assert [event.payload for event in handler.events] == [1, 1, 2]
