@@ -17,11 +17,8 @@ logger = logging.getLogger("postbus")
 
 NotifyMode = Literal["after_commit", "trigger", "off"]
 
-# Publishers that come one after the other share a notification: each costs a statement of its own. Where one takes
-# long, because the server has too much to do, they become rarer: so many times as long as it takes, up to a limit.
+# Publishers that come one after the other share a notification: each costs a statement of its own.
 _SECONDS_BETWEEN = 0.002
-_TIMES_AS_LONG = 8
-_MOST_SECONDS_BETWEEN = 0.05
 _SHORTEST_LOOK = 0.005
 _LONGEST_LOOK = 0.5
 _GIVEN_UP_AFTER = 60.0
@@ -128,14 +125,11 @@ class WakeUps:
         self.wake()
 
     async def _send(self) -> None:
-        now = asyncio.get_running_loop().time
         try:
             while self._unsent is not None:
                 sequence, self._unsent = self._unsent, None
-                began_at = now()
                 await self._notify(sequence)
-                pause = min((now() - began_at) * _TIMES_AS_LONG, _MOST_SECONDS_BETWEEN)
-                await asyncio.sleep(max(pause, _SECONDS_BETWEEN))
+                await asyncio.sleep(_SECONDS_BETWEEN)
         finally:
             self._sender = None
 
