@@ -3,7 +3,7 @@
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from postbus.errors import StoreBusyError, StoreError, StoreFullError, StoreReadOnlyError
@@ -46,7 +46,7 @@ class GroupCommit:
         self._pages_since_checkpoint = 0.0
         self._turn = FileDispatchLock(path)
         self.closing = threading.Event()
-        self._last_sequence = self._level = 0
+        self._last_sequence = self._level = self._present_level = 0
         self._connection = self._open()
         self.head = self._last_sequence
         """The last number of which this process knows that it is durable; read by other threads too."""
@@ -122,6 +122,7 @@ class GroupCommit:
                     connection.execute(_QUERIES[name])
                 self._last_sequence = read_head(connection)
                 (self._level,) = connection.execute("PRAGMA synchronous").fetchone()
+                self._present_level = self._level
         except BaseException:
             connection.close()
             raise
@@ -142,24 +143,19 @@ class GroupCommit:
 
     def _write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
         self._pages_since_checkpoint += _PAGES_PER_COMMIT
+        self._wait_for_disk(not jobs or bool(finished) or any(map(_needs_disk, jobs)))
         inserts = _as_one_insert(jobs, finished)
         if inserts and self._write_at_once(inserts, finished):
             return
-        if self._level > _NORMAL and jobs and not finished and not any(_needs_disk(job) for job in jobs):
-            with self._without_disk():
-                self._write_together(jobs, inserts, finished)
-        else:
-            self._write_together(jobs, inserts, finished)
+        self._write_together(jobs, inserts, finished)
 
-    @contextlib.contextmanager
-    def _without_disk(self) -> Iterator[None]:
-        """What is committed here is on disk with the next commit that waits for it."""
-        self._connection.execute("PRAGMA synchronous = NORMAL")
-        try:
-            yield
-        finally:
-            if not is_closed(self._connection):
-                self._connection.execute(f"PRAGMA synchronous = {self._level}")
+    def _wait_for_disk(self, is_waiting: bool) -> None:
+        """What is committed without waiting is on disk with the next commit that waits."""
+        # Left as it is until somebody needs the other: checkpoints come one after the other.
+        level = self._level if is_waiting else min(self._level, _NORMAL)
+        if level != self._present_level:
+            self._connection.execute(f"PRAGMA synchronous = {level}")
+            self._present_level = level
 
     def _write_together(
         self, jobs: Sequence[Job], inserts: Sequence[Insert], finished: Sequence[GlobalSequence]
@@ -194,8 +190,9 @@ class GroupCommit:
                 job.run(self._connection)
                 if not self._connection.in_transaction:
                     raise TransactionLostError
-        # They may have stored events too.
-        self._last_sequence = read_head(self._connection)
+        if any(map(_needs_disk, jobs)):
+            # They may have stored events too.
+            self._last_sequence = read_head(self._connection)
 
     def _write_at_once(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
         """One statement that is its own transaction; whether the numbers were free and no one in the way."""
