@@ -19,7 +19,7 @@ def describe(packages: Sequence[str]) -> dict[str, str]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": str(_core_count()),
         "cpu": _cpu(),
-        "os": platform.platform(),
+        "os": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "sqlite": sqlite3.sqlite_version,
         "packages": ", ".join(_version(package) for package in packages),
@@ -28,8 +28,8 @@ def describe(packages: Sequence[str]) -> dict[str, str]:
 
 
 def describe_folder(base: Path) -> str:
-    """Where the files are, and what it takes to have something on that disk."""
-    return f"{base} ({_file_system(base)}; fdatasync {_fdatasync_ms(base):.2f} ms)"
+    """On what kind of disk the files are, and what it takes to have something there."""
+    return f"{_file_system(base)}, fdatasync {_fdatasync_ms(base):.2f} ms"
 
 
 def load() -> str:
