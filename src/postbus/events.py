@@ -32,7 +32,7 @@ class EventStatus(enum.StrEnum):
     DLQ = "dlq"
 
 
-class Event(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+class Event(msgspec.Struct, Generic[T], frozen=True, kw_only=True, gc=False):
     """One thing that happened. *last_error* is a JSON array, one string per failed attempt."""
 
     id: str

@@ -1,7 +1,7 @@
 """Events of a page that are decoded as late as possible: while the next page is on its way."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import overload
 
 from postbus.events import Event
 
@@ -11,25 +11,21 @@ class LateEvents(Sequence[Event]):
 
     >>> from datetime import UTC, datetime
     >>> NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-    >>> rows = [("1", "order.placed"), ("2", "order.shipped")]
-    >>> events = LateEvents(
-    ...     rows, lambda rows: [Event(id=id, type=type, created_at=NOON) for id, type in rows], set()
-    ... )
+    >>> types = ["order.placed", "order.shipped"]
+    >>> events = LateEvents(2, lambda: [Event(id=type, type=type, created_at=NOON) for type in types], types)
     >>> len(events), events[1].type
     (2, 'order.shipped')
     """
 
-    def __init__(
-        self, rows: Sequence[Any], decode: Callable[[Sequence[Any]], list[Event]], types: set[str]
-    ) -> None:
-        self._rows, self._decode = rows, decode
+    def __init__(self, count: int, decode: Callable[[], list[Event]], types: Iterable[str]) -> None:
+        self._count, self._decode = count, decode
         self._decoded: list[Event] | None = None
-        self.types = types
+        self.types = set(types)
         """The types that there are among them."""
 
     def __len__(self) -> int:
         """How many there are is known without looking at them."""
-        return len(self._rows)
+        return self._count
 
     @overload
     def __getitem__(self, index: int) -> Event: ...
@@ -56,8 +52,7 @@ class LateEvents(Sequence[Event]):
     @property
     def _events(self) -> list[Event]:
         if self._decoded is None:
-            self._decoded = self._decode(self._rows)
-            self._rows = self._decoded
+            self._decoded = self._decode()
         return self._decoded
 
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from itertools import product
-from typing import cast
 
 import asyncpg
 import msgspec
@@ -17,6 +16,7 @@ from postbus.policy.patterns import TypeFilter, matches
 from postbus.stores.postgres import PgEventStore
 from postbus.stores.postgres.log_pages import decode_page
 from postbus.stores.postgres.page_size import PageSize
+from postbus.stores.postgres.rows import columns_from_rows
 from postbus.stores.postgres.type_conditions import type_condition
 from postbus.testing import ManualClock
 from tests.contracts.steps import MAIL, NOON, append, bury, is_called_soon, make_draft, sequence_of
@@ -367,7 +367,7 @@ class TestDecoding:
                 await asyncio.sleep(0)
 
         beside = asyncio.ensure_future(run_beside())
-        events = await decode_page(cast("list[asyncpg.Record]", rows))
+        events = await decode_page(columns_from_rows(rows))
         beside.cancel()
 
         assert [event.global_sequence for event in events] == list(range(30))

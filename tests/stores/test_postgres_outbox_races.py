@@ -101,14 +101,19 @@ async def test_a_worker_that_ends_takes_nothing_from_its_successor_in_the_same_p
     await other.outbox.join(POOL)
     store.outbox.unwatch(POOL, ending)
     store.outbox.leave(POOL)
-    # The session does one thing after the other.
-    await store.outbox.join(SubscriberId("others"))
+    await _let_it_leave(store, "others")
     assert await other.outbox.reap(POOL, 10.0) == 0
 
     store.outbox.unwatch(POOL, staying)
     store.outbox.leave(POOL)
-    await store.outbox.join(SubscriberId("more"))
+    await _let_it_leave(store, "more")
     assert await other.outbox.reap(POOL, 10.0) == 1
+
+
+async def _let_it_leave(store: PgEventStore, another_pool: str) -> None:
+    # It begins with the next turn of the event loop; then the session does one thing after the other.
+    await asyncio.sleep(0)
+    await store.outbox.join(SubscriberId(another_pool))
 
 
 @pytest.mark.parametrize("write", ["finish", "give_back"])

@@ -16,7 +16,7 @@ from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.log_pages import LARGEST_NUMBER, LogPages
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.query_parts import fill_parts
-from postbus.stores.postgres.rows import can_be_stored, event_from_draft, event_from_row, events_from_rows
+from postbus.stores.postgres.rows import can_be_stored, columns_from_rows, event_from_draft, event_from_row
 from postbus.stores.postgres.samples import Samples
 from postbus.stores.postgres.translation import translated
 from postbus.stores.postgres.wake_ups import WakeUps
@@ -113,9 +113,8 @@ class PgEventLog:
             return []
         first = min(from_version, LARGEST_NUMBER)
         last = LARGEST_NUMBER if to_version is None else min(to_version, LARGEST_NUMBER)
-        return events_from_rows(
-            await self._database.fetch(self._queries["read_stream"], stream_id, first, last)
-        )
+        rows = await self._database.fetch(self._queries["read_stream"], stream_id, first, last)
+        return columns_from_rows(rows).decode()
 
     async def get(self, event_id: str) -> Event:
         """The event with this id. EventNotFoundError."""

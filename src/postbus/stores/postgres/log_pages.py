@@ -1,8 +1,9 @@
 """Reads a page of the log: the path that catching up lives on."""
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import asyncpg
 
@@ -13,7 +14,7 @@ from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.query_parts import fill_parts
-from postbus.stores.postgres.rows import events_from_rows
+from postbus.stores.postgres.rows import Columns, columns_from_page
 from postbus.stores.postgres.translation import DRIVER_ERRORS
 from postbus.stores.postgres.type_conditions import part_condition, type_condition
 
@@ -21,6 +22,25 @@ LARGEST_NUMBER = 2**63 - 1
 # A page of more text than this is decoded in slices of about the other size, between which others run.
 _MUCH_TEXT = 1024 * 1024
 _SLICE_OF_TEXT = 256 * 1024
+
+
+class _Facts(NamedTuple):
+    """What every page tells besides its events."""
+
+    head: GlobalSequence
+    server: str
+    may_have_retries: bool
+    # There are more events in the open gaps than fit, and nothing comes after them.
+    is_cut: bool
+    # How many events after the position fit.
+    room: int
+    # Only where not all events are wanted: the last number looked at, and those that are missing up to it.
+    looked_up_to: GlobalSequence | None
+    gap_firsts: Sequence[GlobalSequence] | None
+    gap_lasts: Sequence[GlobalSequence] | None
+
+
+_FACT_COUNT = len(_Facts._fields)
 
 
 class LogPages:
@@ -43,24 +63,29 @@ class LogPages:
     ) -> tuple[LogPage, GlobalSequence]:
         """The events in the open gaps and at most *limit* after the head, and how far the log goes."""
         try:
-            rows = await self._fetch(connection, after, limit, wanted)
+            (row,) = await self._fetch(connection, after, limit, wanted)
         except DRIVER_ERRORS as error:
             self._size.note_failure(error)
             raise
-        facts = rows[0]
-        self._head = facts[0]
-        is_beyond = self._head < after.head and after.head > await connection.fetchval(self._read_last_drawn)
-        if wanted is None:
-            page = _page(facts, rows[1:], await decode_page(rows[1:]), after, is_beyond)
-        else:
-            start = 1
-            while start < len(rows) and rows[start][1] is None:
-                start += 1
-            found = rows[start:]
-            page = _wanted_page(facts, rows[1:start], found, await decode_page(found), after, is_beyond)
-        if page.is_cut or 0 < facts[6] <= len(page.events):
+        facts, columns = _Facts(*row[:_FACT_COUNT]), columns_from_page(row[_FACT_COUNT:])
+        self._head = facts.head
+        up_to, missing = _reach(facts, columns.numbers, after, is_whole=wanted is None)
+        page = LogPage(
+            await decode_page(columns),
+            up_to,
+            missing,
+            facts.server,
+            is_cut=facts.is_cut,
+            is_beyond=await self._is_beyond(connection, after.head),
+            may_have_retries=facts.may_have_retries,
+        )
+        if facts.is_cut or 0 < facts.room <= len(columns.numbers):
             self._size.note_full()
-        return page, GlobalSequence(self._head)
+        return page, facts.head
+
+    async def _is_beyond(self, connection: Connection, number: GlobalSequence) -> bool:
+        """Whether the log has never come to this number."""
+        return self._head < number and number > await connection.fetchval(self._read_last_drawn)
 
     async def _fetch(
         self, connection: Connection, after: LogPosition, limit: int, wanted: WantedEvents | None
@@ -90,75 +115,48 @@ class LogPages:
         return sized
 
 
-async def decode_page(rows: Sequence[asyncpg.Record | tuple[Any, ...]]) -> Sequence[Event]:
+async def decode_page(columns: Columns) -> Sequence[Event]:
     """Their events; the event loop is not held up for long by large ones."""
-    if sum([len(row[3] or "") for row in rows]) <= _MUCH_TEXT:
-        return LateEvents(rows, events_from_rows, {row[2] for row in rows})
+    sizes = list(map(len, columns.payloads))
+    if sum(sizes) <= _MUCH_TEXT:
+        return LateEvents(len(sizes), columns.decode, columns.types)
     events: list[Event] = []
     start = size = 0
-    for end, row in enumerate(rows, 1):
-        size += len(row[3] or "")
-        if size >= _SLICE_OF_TEXT or end == len(rows):
-            events += events_from_rows(rows[start:end])
+    for end, each in enumerate(sizes, 1):
+        size += each
+        if size >= _SLICE_OF_TEXT or end == len(sizes):
+            events += columns.between(start, end).decode()
             start, size = end, 0
             await asyncio.sleep(0)
     return events
 
 
-def _page(
-    facts: asyncpg.Record,
-    found: Sequence[asyncpg.Record],
-    events: Sequence[Event],
-    after: LogPosition,
-    is_beyond: bool,
-) -> LogPage:
-    server, retries = facts[2], facts[3] == "true"
-    if not found or found[-1][0] <= after.head:
-        return LogPage(
-            events,
-            after.head,
-            server=server,
-            is_cut=facts[5] == "true",
-            is_beyond=is_beyond,
-            may_have_retries=retries,
-        )
-    up_to = found[-1][0]
-    # Mostly there is no gap, and that is seen at a glance.
-    new = found if not after.open else [row for row in found if row[0] > after.head]
-    missing = () if up_to - after.head == len(new) else _skipped(new, after.head)
-    return LogPage(events, up_to, missing, server, may_have_retries=retries)
-
-
-def _skipped(rows: Sequence[asyncpg.Record], head: int) -> tuple[Gap, ...]:
-    gaps = []
-    for row in rows:
-        if row[0] > head + 1:
-            gaps.append(Gap(head + 1, row[0] - 1))
-        head = row[0]
-    return tuple(gaps)
-
-
-def _wanted_page(
-    facts: asyncpg.Record,
-    gaps: Sequence[asyncpg.Record],
-    found: Sequence[asyncpg.Record],
-    events: Sequence[Event],
-    after: LogPosition,
-    is_beyond: bool,
-) -> LogPage:
-    server, retries = facts[2], facts[3] == "true"
-    if facts[5] == "true":
-        return LogPage(
-            events, after.head, server=server, is_cut=True, is_beyond=is_beyond, may_have_retries=retries
-        )
-    new_count = sum(row[0] > after.head for row in found)
-    looked_up_to = after.head if facts[7] is None else int(facts[7])
+def _reach(
+    facts: _Facts, numbers: Sequence[GlobalSequence], after: LogPosition, *, is_whole: bool
+) -> tuple[GlobalSequence, tuple[Gap, ...]]:
+    """Up to where the page tells of every number, and which of them it misses."""
+    if facts.is_cut:
+        return after.head, ()
+    # What has appeared in the open gaps comes first.
+    new = numbers[bisect_right(numbers, after.head) :] if after.open else numbers
+    last = new[-1] if new else after.head
+    if is_whole:
+        # Mostly there is no gap, and that is seen at a glance.
+        return last, () if last - after.head == len(new) else _skipped(new, after.head)
     # Where a page is full, nothing is known of what comes after its last event.
-    is_full = new_count >= facts[6]
-    last = found[-1][0] if new_count else after.head
-    up_to = GlobalSequence(last if is_full else looked_up_to)
-    missing = tuple(Gap(row[0], row[6]) for row in gaps if row[0] <= up_to)
-    return LogPage(events, up_to, missing, server, is_beyond=is_beyond, may_have_retries=retries)
+    is_full = len(new) >= facts.room
+    up_to = last if is_full or facts.looked_up_to is None else facts.looked_up_to
+    gaps = map(Gap, facts.gap_firsts or (), facts.gap_lasts or ())
+    return up_to, tuple(gap for gap in gaps if gap.first <= up_to)
+
+
+def _skipped(numbers: Sequence[GlobalSequence], head: GlobalSequence) -> tuple[Gap, ...]:
+    gaps = []
+    for number in numbers:
+        if number > head + 1:
+            gaps.append(Gap(GlobalSequence(head + 1), GlobalSequence(number - 1)))
+        head = number
+    return tuple(gaps)
 
 
 def _bounds(gaps: Sequence[Gap]) -> tuple[list[int], list[int]]:

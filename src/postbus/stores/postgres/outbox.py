@@ -28,7 +28,7 @@ from postbus.stores.postgres.members import PgMembers
 from postbus.stores.postgres.outbox_batches import OutboxBatch
 from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.query_parts import fill_parts
-from postbus.stores.postgres.rows import dead_letter_from_row
+from postbus.stores.postgres.rows import columns_from_rows, dead_letter_from_row
 from postbus.stores.postgres.wake_ups import WakeUps
 
 logger = logging.getLogger("postbus")
@@ -211,7 +211,7 @@ class PgOutbox:
         found = [row for row in rows if row[0] is not None]
         events: dict[int, Event] = {}
         # A record is as good as a tuple, but for the columns that are not the event's.
-        for event in await decode_page([row[:_EVENT_COLUMNS] for row in found]):
+        for event in await decode_page(columns_from_rows([row[:_EVENT_COLUMNS] for row in found])):
             assert event.global_sequence is not None
             events[event.global_sequence] = event
         letters = await self._letters([row["letter"] for row in rows if row["letter"] is not None])

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import asyncpg
 import msgspec
@@ -26,36 +27,86 @@ _NOTHING_MORE = [None] * 7
 _decode = msgspec.json.Decoder().decode
 _decode_list = msgspec.json.Decoder(list[Any]).decode
 _decode_strings = msgspec.json.Decoder(dict[str, str]).decode
+_decode_moments = msgspec.json.Decoder(list[datetime]).decode
 
 
-def events_from_rows(rows: Sequence[asyncpg.Record | tuple[Any, ...]]) -> list[Event]:
-    """The events of rows read with event_columns."""
-    # Catching up lives on this function: most events are plain, and nearly all can be decoded.
-    try:
+class Columns(NamedTuple):
+    """Events read with event_columns, each column for itself."""
+
+    numbers: Sequence[GlobalSequence]
+    ids: Sequence[str]
+    types: Sequence[str]
+    payloads: Sequence[str]
+    moments: Sequence[datetime]
+    streams: Sequence[str | None]
+    versions: Sequence[int | None]
+    more: Sequence[str | None]
+
+    def decode(self) -> list[Event]:
+        """The events."""
+        # Catching up lives on this function: most events are plain, and nearly all can be decoded.
+        try:
+            payloads = _decode_list(f"[{','.join(self.payloads)}]")
+        except (ValueError, RecursionError):
+            # One is JSON for PostgreSQL alone. (Msgspec's errors are ValueErrors.)
+            return [event_from_row(row) for row in zip(*self, strict=True)]
         return [
             Event(
-                global_sequence=sequence,
+                global_sequence=number,
                 id=event_id,
                 type=event_type,
-                payload=_decode(payload),
+                payload=payload,
                 created_at=created_at,
                 status=_STATUS,
                 stream_id=stream_id,
-                stream_version=stream_version,
+                stream_version=version,
             )
             if more is None
-            else event_from_row(
-                (sequence, event_id, event_type, payload, created_at, stream_id, stream_version, more)
+            else _event((number, event_id, event_type, _text, created_at, stream_id, version, more), payload)
+            for number, event_id, event_type, _text, created_at, stream_id, version, more, payload in zip(
+                *self, payloads, strict=True
             )
-            for sequence, event_id, event_type, payload, created_at, stream_id, stream_version, more in rows
         ]
-    except (ValueError, TypeError, RecursionError):
-        # One has no payload, or one that is JSON for PostgreSQL alone. (Msgspec's errors are ValueErrors.)
-        return [event_from_row(row) for row in rows]
+
+    def between(self, start: int, end: int) -> "Columns":
+        """Some of them."""
+        return Columns(*(column[start:end] for column in self))  # type: ignore[arg-type]
+
+
+NO_EVENTS = Columns(*repeat((), len(Columns._fields)))
+
+
+def columns_from_page(row: Sequence[Any]) -> Columns:
+    """What page_columns has read."""
+    numbers, ids, types, payloads, moments, streams, versions, more = row
+    if numbers is None:
+        return NO_EVENTS
+    none = [None] * len(numbers)
+    # As PostgreSQL writes moments without a time zone: they are in UTC.
+    in_utc = moments[:-2].replace('",', 'Z",') + 'Z"]'
+    return Columns(
+        numbers,
+        ids,
+        types,
+        payloads,
+        _decode_moments(in_utc),
+        streams or none,
+        versions or none,
+        more or none,
+    )
+
+
+def columns_from_rows(rows: Sequence[asyncpg.Record | tuple[Any, ...]]) -> Columns:
+    """What event_columns has read."""
+    return Columns(*zip(*rows, strict=True)) if rows else NO_EVENTS
 
 
 def event_from_row(row: asyncpg.Record | tuple[Any, ...]) -> Event:
     """The event of a row read with event_columns."""
+    return _event(row, _decode_payload(row[3]))
+
+
+def _event(row: asyncpg.Record | tuple[Any, ...], payload: Any) -> Event:
     more = row[7]
     metadata, actor_id, purger_id, purged_at, correlation_id, causation_id, schema_version = (
         _NOTHING_MORE if more is None else _decode_list(more)
@@ -64,7 +115,7 @@ def event_from_row(row: asyncpg.Record | tuple[Any, ...]) -> Event:
         global_sequence=row[0],
         id=row[1],
         type=row[2],
-        payload=_decode_payload(row[3]),
+        payload=payload,
         created_at=row[4],
         status=_STATUS,
         metadata=_decode_metadata(metadata),

@@ -4,13 +4,23 @@
 -- An event as rows.py reads it. What most events lack is one column: reading it as seven would take longer.
 -- JSON comes as text, because a pool of the user's may decode it in its own way. Moments beyond what Python
 -- knows are drawn in, because the driver would fail on the whole page.
-e.global_sequence, e.id, e.event_type, e.data::text,
-    least(greatest(e.created_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),
+e.global_sequence, e.id, e.event_type, coalesce(e.data::text, 'null') AS data,
+    least(greatest(e.created_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00') AS created_at,
     e.stream_id, e.stream_version,
     CASE WHEN num_nonnulls(e.metadata, e.actor_id, e.purger_id, e.purged_at, e.correlation_id,
         e.causation_id, e.schema_version) > 0
     THEN json_build_array(e.metadata::text, e.actor_id, e.purger_id, e.purged_at, e.correlation_id,
-        e.causation_id, e.schema_version)::text END;
+        e.causation_id, e.schema_version)::text END AS more;
+
+-- name: page_columns
+-- All events of a page in one row, each column a list: of these the driver makes a few objects instead of a
+-- record of every event. Moments come as JSON in UTC, because the driver takes longer for one of them than
+-- for all the rest of an event.
+array_agg(global_sequence), array_agg(id), array_agg(event_type), array_agg(data),
+    json_agg(created_at AT TIME ZONE INTERVAL '0')::text,
+    CASE WHEN count(stream_id) > 0 THEN array_agg(stream_id) END,
+    CASE WHEN count(stream_id) > 0 THEN array_agg(stream_version) END,
+    CASE WHEN count(more) > 0 THEN array_agg(more) END;
 
 -- name: server
 -- Names one start of one server, whatever the session's time zone is. A server that has recovered from the
@@ -122,47 +132,42 @@ EXISTS (SELECT FROM filled WHERE NOT fits);
 -- Here the statements begin.
 
 -- name: read_page
--- At most $2 events after the number $1, in order. The first row is none: it has the highest number of the
--- log and tells which server answers, whether there are retries and how many events there is room for.
+-- At most $2 events after the number $1, in order. Before them come the highest number of the log, which server
+-- answers, whether there are retries, whether the page is cut and how many events there is room for.
 WITH room AS MATERIALIZED ({room})
-SELECT {head}, NULL, {server}, ({has_retries})::text, NULL::timestamptz, NULL,
-    (SELECT row_count FROM room), NULL
-UNION ALL ({rows_after});
+SELECT {head}, {server}, {has_retries}, false, (SELECT row_count FROM room), NULL, NULL, NULL, {page_columns}
+FROM ({rows_after}) AS e;
 
 -- name: read_page_and_gaps
 -- The same with the events in the open gaps before it, as of the same moment because it is one statement. If
--- there are more than fit, the first row says so and nothing comes after them.
+-- there are more than fit, the page is cut and nothing comes after them.
 WITH filled AS MATERIALIZED ({filled}), room AS MATERIALIZED ({room})
-SELECT {head}, NULL, {server}, ({has_retries})::text, NULL::timestamptz, ({is_cut})::text,
-    (SELECT row_count FROM room), NULL
-UNION ALL ({filled_rows})
-UNION ALL (SELECT * FROM ({rows_after}) AS e WHERE NOT {is_cut});
+SELECT {head}, {server}, {has_retries}, {is_cut}, (SELECT row_count FROM room), NULL, NULL, NULL,
+    {page_columns}
+FROM (({filled_rows}) UNION ALL (SELECT * FROM ({rows_after}) AS e WHERE NOT {is_cut})) AS e;
 
 -- name: read_wanted_page
--- The same with only the events that are wanted, out of the next 2000. The first row has one more fact: the last number
--- looked at. After it come rows without an id for the numbers that are missing, from first to last.
+-- The same with only the events that are wanted, out of the next 2000; and with the last number looked at and
+-- the numbers that are missing, from firsts to lasts.
 WITH slice AS MATERIALIZED (
     SELECT count(*) AS row_count, max(global_sequence) AS last FROM (
         SELECT global_sequence FROM {schema}.events WHERE global_sequence > {after}
         ORDER BY global_sequence LIMIT 2000
     ) AS numbers
-), filled AS MATERIALIZED ({filled}), room AS MATERIALIZED ({room})
-SELECT {head}, NULL, {server}, ({has_retries})::text, NULL::timestamptz, ({is_cut})::text,
-    (SELECT row_count FROM room), (SELECT last FROM slice)::text
-UNION ALL (
-    SELECT previous + 1, NULL, NULL, NULL, NULL, NULL, global_sequence - 1, NULL
-    FROM (
+), missing AS MATERIALIZED (
+    SELECT array_agg(previous + 1) AS firsts, array_agg(global_sequence - 1) AS lasts FROM (
         SELECT global_sequence, lag(global_sequence, 1, {after}) OVER (ORDER BY global_sequence) AS previous
         FROM (
             SELECT global_sequence FROM {schema}.events WHERE global_sequence > {after}
             ORDER BY global_sequence LIMIT 2000
         ) AS numbers
+        ORDER BY global_sequence
     ) AS numbers
     WHERE (SELECT last - {after} > row_count FROM slice) AND global_sequence > previous + 1
-    ORDER BY global_sequence
-)
-UNION ALL ({filled_rows})
-UNION ALL (SELECT * FROM ({rows_after}) AS e WHERE NOT {is_cut});
+), filled AS MATERIALIZED ({filled}), room AS MATERIALIZED ({room})
+SELECT {head}, {server}, {has_retries}, {is_cut}, (SELECT row_count FROM room), (SELECT last FROM slice),
+    (SELECT firsts FROM missing), (SELECT lasts FROM missing), {page_columns}
+FROM (({filled_rows}) UNION ALL (SELECT * FROM ({rows_after}) AS e WHERE NOT {is_cut})) AS e;
 
 -- name: read_last_drawn
 -- The last number that the sequence has handed out, whether its event is still there or not.
