@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import overload
 
-from postbus.events import Event
+from postbus.events import Event, GlobalSequence
 
 
 class LateEvents(Sequence[Event]):
@@ -12,20 +12,26 @@ class LateEvents(Sequence[Event]):
     >>> from datetime import UTC, datetime
     >>> NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
     >>> types = ["order.placed", "order.shipped"]
-    >>> events = LateEvents(2, lambda: [Event(id=type, type=type, created_at=NOON) for type in types], types)
+    >>> events = LateEvents(
+    ...     [7, 8], types, lambda: [Event(id=type, type=type, created_at=NOON) for type in types]
+    ... )
     >>> len(events), events[1].type
     (2, 'order.shipped')
     """
 
-    def __init__(self, count: int, decode: Callable[[], list[Event]], types: Iterable[str]) -> None:
-        self._count, self._decode = count, decode
+    def __init__(
+        self, numbers: Sequence[GlobalSequence], types: Iterable[str], decode: Callable[[], list[Event]]
+    ) -> None:
+        self._decode = decode
         self._decoded: list[Event] | None = None
+        self.numbers = numbers
+        """Where they are in the log."""
         self.types = set(types)
         """The types that there are among them."""
 
     def __len__(self) -> int:
         """How many there are is known without looking at them."""
-        return self._count
+        return len(self.numbers)
 
     @overload
     def __getitem__(self, index: int) -> Event: ...

@@ -343,8 +343,10 @@ class TestDisk:
             await asyncio.gather(
                 *(checkpoints.save(progress(owner, 2, is_repeatable=True)) for owner in (mail, stock))
             )
+            # Without company again.
+            await checkpoints.save(progress(mail, 3, is_repeatable=True))
         alone, *group = [
-            asyncio.ensure_future(checkpoints.save(progress(owner, 3, is_repeatable=owner is not other)))
+            asyncio.ensure_future(checkpoints.save(progress(owner, 4, is_repeatable=owner is not other)))
             for owner in (mail, stock, other)
         ]
         await alone

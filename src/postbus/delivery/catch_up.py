@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from postbus.delivery.checkpoint_writer import CheckpointWriter
-from postbus.delivery.deliveries import Deliveries, sequence_of
+from postbus.delivery.deliveries import Deliveries, numbers_of, sequence_of
 from postbus.delivery.log_reader import LogReader, Page
 from postbus.delivery.patience import Patience
 from postbus.events import Gap, GlobalSequence
@@ -132,10 +132,10 @@ class CatchUp:
 
 def _note_read(reading: SubscriberState, page: Page) -> None:
     if reading.is_waiting_for_gap:
-        for event in page.events:
-            if sequence_of(event) > reading.head:
+        for number in numbers_of(page.events):
+            if number > reading.head:
                 break
-            reading.deliver(sequence_of(event))
+            reading.deliver(number)
         for number in page.passed:
             reading.deliver(number)
     reading.pass_to(page.up_to, page.missing)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from postbus.events import DeadLetter, Event, GlobalSequence, UndecodablePayload
+from postbus.late_events import LateEvents
 
 
 class LeftBehindError(Exception):
@@ -35,6 +36,11 @@ def sequence_of(event: Event) -> GlobalSequence:
     """The number of an event that is in the log."""
     assert event.global_sequence is not None, "only stored events are delivered"
     return event.global_sequence
+
+
+def numbers_of(events: Sequence[Event]) -> Sequence[GlobalSequence]:
+    """The numbers of events that are in the log."""
+    return events.numbers if isinstance(events, LateEvents) else [sequence_of(event) for event in events]
 
 
 def describe_timeout(timeout: float) -> str:

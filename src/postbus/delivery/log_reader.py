@@ -8,10 +8,11 @@ import asyncio
 import functools
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
 
-from postbus.delivery.deliveries import sequence_of
+from postbus.delivery.deliveries import numbers_of
 from postbus.delivery.own_copies import own_copies
 from postbus.delivery.patience import Patience
 from postbus.errors import UnsoundLogError
@@ -24,6 +25,8 @@ from postbus.ports import Clock, EventLog, WantedEvents
 # Whoever is this near to the head reads what all read, and filters for itself.
 _NEAR_THE_HEAD = 1_000
 _MOST_PAGES_KEPT = 4
+# What is read for one subscriber is still there for another who is no further behind.
+_NEAR_EACH_OTHER = _MOST_PAGES_KEPT * _NEAR_THE_HEAD
 _SECONDS_KEPT = 1.0
 # A sample of the writers costs the server about a millisecond.
 _SECONDS_BETWEEN_SAMPLES = 0.05
@@ -79,7 +82,9 @@ class LogReader:
         self._sampled_at = -_SECONDS_BETWEEN_SAMPLES
         # Goes up whenever everything is forgotten: what was read before then is of another server.
         self._generation = 0
-        self._is_shared = False
+        self._reader_count = 0
+        # Where each of them has last read: those who are far from each other share nothing.
+        self._places: WeakKeyDictionary[Patience, GlobalSequence] = WeakKeyDictionary()
         self._reading: dict[_Key, asyncio.Task[Page]] = {}
         self._kept: OrderedDict[_Key, Page] = OrderedDict()
         self._kept_until = 0.0
@@ -93,8 +98,8 @@ class LogReader:
 
     def share(self, reader_count: int) -> None:
         """So many subscribers read: for a single one nothing is kept."""
-        self._is_shared = reader_count > 1
-        if not self._is_shared:
+        self._reader_count = reader_count
+        if reader_count <= 1:
             self._kept.clear()
 
     def drop_old(self) -> None:
@@ -127,13 +132,14 @@ class LogReader:
         events here are wanted, so that it costs less to read them all than to have the store choose.
         """
         # Asked once: others may come and go while the page is read.
-        is_shared = self._is_shared
+        is_shared = self._has_others_near(after.head, patience)
         is_near = is_shared and self.known_head - after.head <= _NEAR_THE_HEAD
         asked = None if is_near or is_thorough or is_dense else wanted
-        page = await patience.run(lambda: self._read_checked(after, limit, asked, is_waiting, was_reached))
+        read = self._read_shared if is_shared else self._read_now
+        page = await patience.run(lambda: _checked(read(after, limit, asked, is_waiting), after, was_reached))
         if page.is_cut and asked is not wanted:
             # What this one does not want fills the page, and would fill it again.
-            page = await patience.run(lambda: self._read(after, limit, wanted, is_waiting))
+            page = await patience.run(lambda: read(after, limit, wanted, is_waiting))
         events = page.events_for(wanted)
         passed = _passed(page, events, after) if after.open else ()
         return replace(page, events=own_copies(events) if is_shared else events, passed=passed, _split={})
@@ -156,49 +162,41 @@ class LogReader:
         self._alarm = None
         self._wake()
 
-    async def _read_checked(
-        self,
-        after: LogPosition,
-        limit: int,
-        wanted: WantedEvents | None,
-        is_waiting: bool,
-        was_reached: bool,
-    ) -> Page:
-        page = await self._read(after, limit, wanted, is_waiting)
-        if page.is_beyond and was_reached:
-            raise UnsoundLogError(
-                f"the checkpoint is at {after.head}, beyond every number that the log has given: it was "
-                "truncated, or restored from an older copy, and new events would be passed over; delete "
-                "the subscriber's row of event_bus_checkpoints to begin anew"
-            )
-        return page
+    def _has_others_near(self, head: GlobalSequence, patience: Patience) -> bool:
+        """Whether what is read there may serve another subscriber as well."""
+        self._places[patience] = head
+        if len(self._places) < self._reader_count:
+            # Somebody has only begun, and may be anywhere.
+            return True
+        return any(
+            abs(place - head) <= _NEAR_EACH_OTHER
+            for other, place in self._places.items()
+            if other is not patience
+        )
 
-    async def _read(
+    async def _read_shared(
         self, after: LogPosition, limit: int, wanted: WantedEvents | None, is_waiting: bool
     ) -> Page:
-        for_gaps = is_waiting or bool(after.open)
-        if not self._is_shared:
-            return await self._read_now(after, limit, wanted, for_gaps)
         key = (after, limit, None if wanted is None else (tuple(wanted.patterns), wanted.part))
         # What is kept has the gap that is waited for.
         page = None if is_waiting else self._find_kept(key)
         if page is not None:
             return page
         generation, is_begun_before = self._generation, self._find_reading(key) is not None
-        page = await self._read_together(key, wanted, for_gaps)
+        page = await self._read_together(key, wanted, is_waiting)
         if is_begun_before and not page.events and page.up_to == after.head:
             # Begun before we asked, it may have missed what we were woken for.
-            page = await self._read_together(key, wanted, for_gaps)
+            page = await self._read_together(key, wanted, is_waiting)
         if page.up_to > after.head and key not in self._kept and generation == self._generation:
             self._keep(key, page)
         return page
 
-    async def _read_together(self, key: _Key, wanted: WantedEvents | None, for_gaps: bool) -> Page:
+    async def _read_together(self, key: _Key, wanted: WantedEvents | None, is_waiting: bool) -> Page:
         """What others who ask the same at this moment get as well."""
         task = self._find_reading(key)
         if task is None:
             after, limit, _ = key
-            task = asyncio.get_running_loop().create_task(self._read_now(after, limit, wanted, for_gaps))
+            task = asyncio.get_running_loop().create_task(self._read_now(after, limit, wanted, is_waiting))
             self._reading[key] = task
             task.add_done_callback(functools.partial(self._end_reading, key))
         # Whoever loses patience leaves the others their page.
@@ -228,7 +226,7 @@ class LogReader:
             if not (after.open or kept_after.open or page.missing) and (
                 kept_after.head < after.head < page.up_to
             ):
-                rest = bisect_right(page.events, after.head, key=sequence_of)
+                rest = bisect_right(numbers_of(page.events), after.head)
                 return replace(page, events=page.events[rest:], _split={})
         return None
 
@@ -239,9 +237,9 @@ class LogReader:
             self._kept.popitem(last=False)
 
     async def _read_now(
-        self, after: LogPosition, limit: int, wanted: WantedEvents | None, for_gaps: bool
+        self, after: LogPosition, limit: int, wanted: WantedEvents | None, is_waiting: bool
     ) -> Page:
-        if for_gaps and self._is_sample_due():
+        if (is_waiting or after.open) and self._is_sample_due():
             # One at a time: samples count in the order in which they were taken.
             async with self._sampling:
                 if self._is_sample_due():
@@ -284,14 +282,23 @@ class LogReader:
         return settled
 
 
+async def _checked(reading: Awaitable[Page], after: LogPosition, was_reached: bool) -> Page:
+    page = await reading
+    if page.is_beyond and was_reached:
+        raise UnsoundLogError(
+            f"the checkpoint is at {after.head}, beyond every number that the log has given: it was "
+            "truncated, or restored from an older copy, and new events would be passed over; delete "
+            "the subscriber's row of event_bus_checkpoints to begin anew"
+        )
+    return page
+
+
 def _passed(page: Page, wanted: Sequence[Event], after: LogPosition) -> tuple[GlobalSequence, ...]:
     """Which events of the page were in the open gaps and are not wanted."""
-    taken = {event.id for event in wanted}
-    return tuple(
-        sequence_of(event)
-        for event in page.events
-        if event.id not in taken and sequence_of(event) <= after.head
-    )
+    numbers = numbers_of(page.events)
+    # They come before all others.
+    in_gaps = numbers[: bisect_right(numbers, after.head)]
+    return tuple(sorted(set(in_gaps).difference(numbers_of(wanted)))) if in_gaps else ()
 
 
 def _above(gaps: tuple[Gap, ...], settled: int) -> tuple[Gap, ...]:

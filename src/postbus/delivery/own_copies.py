@@ -22,10 +22,12 @@ def own_copies(events: Sequence[Event]) -> list[Event]:
     """
     # Every subscriber at the head lives on this function.
     copies = [event.__copy__() for event in events]  # type: ignore[attr-defined]
+    changeable = [mine for mine in copies if type(mine.payload) in _CONTAINERS]
+    # Of what was JSON it makes a deep copy.
+    payloads = msgspec.to_builtins([mine.payload for mine in changeable])
+    for mine, payload in zip(changeable, payloads, strict=True):
+        force_setattr(mine, "payload", payload)
     for mine in copies:
-        if type(mine.payload) in _CONTAINERS:
-            # Of what was JSON it makes a deep copy.
-            force_setattr(mine, "payload", msgspec.to_builtins(mine.payload))
         if mine.metadata is not None:
             force_setattr(mine, "metadata", dict(mine.metadata))
     return copies

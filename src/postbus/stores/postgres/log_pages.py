@@ -119,7 +119,7 @@ async def decode_page(columns: Columns) -> Sequence[Event]:
     """Their events; the event loop is not held up for long by large ones."""
     sizes = list(map(len, columns.payloads))
     if sum(sizes) <= _MUCH_TEXT:
-        return LateEvents(len(sizes), columns.decode, columns.types)
+        return LateEvents(columns.numbers, columns.types, columns.decode)
     events: list[Event] = []
     start = size = 0
     for end, each in enumerate(sizes, 1):

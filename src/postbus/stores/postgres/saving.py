@@ -50,8 +50,9 @@ class Saving:
         self._database, self._queries = database, queries
         self._appending, self._wake_ups = appending, wake_ups
         self._groups: Groups[_Save] = Groups(self._save_group, _Save.settle)
-        # How many wait for a plain save, and whether one is being written.
+        # How many wait for a plain save, and whether there were several of late.
         self._waiting_count = 0
+        self._is_in_company = False
         self._writing = asyncio.Lock()
 
     async def save(self, progress: Progress, now: datetime) -> None:
@@ -63,9 +64,10 @@ class Saving:
             await self._save_whole(progress, now)
             return
         self._waiting_count += 1
+        self._is_in_company = self._is_in_company or self._waiting_count > 1
         try:
-            if self._waiting_count == 1:
-                # Without the detour through a group, which is worth it only in company.
+            if not self._is_in_company:
+                # Without the detour through a group, for which others are waited for.
                 async with self._writing:
                     await self._save_alone(progress, now)
             else:
@@ -80,35 +82,31 @@ class Saving:
         await self._groups.drain()
 
     async def _save_alone(self, progress: Progress, now: datetime) -> None:
-        if progress.is_repeatable:
-            is_written = bool(await self._write_many([progress], now))
-        else:
-            is_written = await self._write_one(progress, now)
-        if not is_written:
+        if _is_simple(progress) and await self._move(progress, now):
+            return
+        values = (*_checkpoint_values(progress, now), None, None, None, _commit_mode([progress]))
+        if await self._database.execute(self._queries["save_checkpoint"], *values) == _CHANGED_NOTHING:
             raise _fenced(progress)
 
     async def _save_group(self, group: list[_Save]) -> None:
+        self._is_in_company = self._waiting_count > 1
         async with self._writing:
             for saves in _rounds(group):
                 written = await self._write_many([save.progress for save in saves], saves[-1].now)
                 for save in saves:
                     save.settle(None if save.key in written else _fenced(save.progress))
 
-    async def _write_one(self, progress: Progress, now: datetime) -> bool:
-        if _is_simple(progress):
-            tag = await self._database.execute(
-                self._queries["move_checkpoint"],
-                progress.subscriber_id,
-                progress.epoch,
-                progress.position,
-                progress.event_id,
-                now,
-                progress.server,
-            )
-            if tag != _CHANGED_NOTHING:
-                return True
-        values = _checkpoint_values(progress, now)
-        tag = await self._database.execute(self._queries["save_checkpoint"], *values, None, None, None)
+    async def _move(self, progress: Progress, now: datetime) -> bool:
+        tag = await self._database.execute(
+            self._queries["move_checkpoint"],
+            progress.subscriber_id,
+            progress.epoch,
+            progress.position,
+            progress.event_id,
+            now,
+            progress.server,
+            _commit_mode([progress]),
+        )
         return tag != _CHANGED_NOTHING
 
     async def _write_many(self, given: Sequence[Progress], now: datetime) -> set[tuple[SubscriberId, int]]:
@@ -117,10 +115,7 @@ class Saving:
             list(column) for column in zip(*(_checkpoint_values(each, now) for each in given), strict=True)
         ]
         columns[_GAPS] = [_array_to_text(gaps_to_array(each.open)) for each in given]
-        is_repeatable = all(each.is_repeatable for each in given)
-        found = await self._database.fetch(
-            self._queries["save_checkpoints"], *columns, "off" if is_repeatable else None
-        )
+        found = await self._database.fetch(self._queries["save_checkpoints"], *columns, _commit_mode(given))
         return {(row[0], row[1]) for row in found}
 
     async def _save_whole(self, progress: Progress, now: datetime) -> None:
@@ -146,6 +141,8 @@ class Saving:
             *_checkpoint_values(progress, now),
             progress.write_id,
             *mark,
+            # What is lost with the server is read and given to them again.
+            "off",
             *entries,
         )
         if row is None or not row[0]:
@@ -159,8 +156,8 @@ class Saving:
         """Move the checkpoint; False: this very progress is written already."""
         values = _checkpoint_values(progress, now)
         mark = batch_key(self._database.schema, progress.subscriber_id)
-        tag = await connection.execute(self._queries["save_checkpoint"], *values, progress.write_id, *mark)
-        if tag != _CHANGED_NOTHING:
+        values = (*values, progress.write_id, *mark, None)
+        if await connection.execute(self._queries["save_checkpoint"], *values) != _CHANGED_NOTHING:
             return True
         key = (progress.subscriber_id, progress.epoch, progress.write_id, progress.server)
         if await connection.fetchval(self._queries["is_written"], *key):
@@ -243,6 +240,11 @@ def _checkpoint_values(progress: Progress, now: datetime) -> tuple[object, ...]:
         progress.attempt_count,
         progress.server,
     )
+
+
+def _commit_mode(given: Sequence[Progress]) -> str | None:
+    """How the commit of checkpoints is to wait for the disk; None: as the server has it."""
+    return "off" if all(each.is_repeatable for each in given) else None
 
 
 def _rounds(group: Sequence[_Save]) -> list[list[_Save]]:

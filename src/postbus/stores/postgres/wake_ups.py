@@ -17,8 +17,11 @@ logger = logging.getLogger("postbus")
 
 NotifyMode = Literal["after_commit", "trigger", "off"]
 
-# Publishers that come one after the other share a notification: each costs a statement of its own.
-_SECONDS_BETWEEN = 0.002
+# A notification is a statement of its own. Those who publish now and then are not to wait for it; those who
+# publish one event right after the other share one; and the longer it takes, the more the server has to do.
+_SHORTEST_PAUSE = 0.001
+_PAUSE_IN_FLOOD = 0.004
+_PAUSE_BY_DURATION = 2.0
 _SHORTEST_LOOK = 0.005
 _LONGEST_LOOK = 0.5
 _GIVEN_UP_AFTER = 60.0
@@ -39,6 +42,7 @@ class WakeUps:
         self._head = 0
         self._is_wake_scheduled = False
         self._unsent: int | None = None
+        self._unsent_count = 0
         self._sender: asyncio.Task[None] | None = None
         self._echoes: deque[int] = deque(maxlen=_MOST_ECHOES)
         self._has_warned = False
@@ -82,6 +86,7 @@ class WakeUps:
         self.wake()
         if self._mode == "after_commit":
             self._unsent = sequence if self._unsent is None else max(self._unsent, sequence)
+            self._unsent_count += 1
             if self._sender is None:
                 self._sender = asyncio.create_task(self._send())
 
@@ -125,11 +130,15 @@ class WakeUps:
         self.wake()
 
     async def _send(self) -> None:
+        now = asyncio.get_running_loop().time
         try:
             while self._unsent is not None:
-                sequence, self._unsent = self._unsent, None
+                sequence, count = self._unsent, self._unsent_count
+                self._unsent, self._unsent_count = None, 0
+                began_at = now()
                 await self._notify(sequence)
-                await asyncio.sleep(_SECONDS_BETWEEN)
+                pause = _PAUSE_IN_FLOOD if count > 1 else _SHORTEST_PAUSE
+                await asyncio.sleep(max(pause, (now() - began_at) * _PAUSE_BY_DURATION))
         finally:
             self._sender = None
 

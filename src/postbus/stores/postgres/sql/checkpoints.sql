@@ -50,15 +50,17 @@ WITH holders AS MATERIALIZED (
 SELECT pid, pg_terminate_backend(pid) FROM holders;
 
 -- name: move_checkpoint
--- What save_checkpoint does in by far the most cases, in half the time: nothing is beyond the new position.
+-- What save_checkpoint does in by far the most cases, in half the time: nothing is beyond the new position. With
+-- $7 = 'off' the commit does not wait for the disk: the setting ends with the transaction, which is this statement.
 UPDATE {schema}.event_bus_checkpoints
 SET last_global_sequence = $3, head = $3, open_gaps = ARRAY[]::bigint[],
     last_event_id = coalesce($4, last_event_id), updated_at = $5, attempt_sequence = NULL, attempt_count = 0
-WHERE subscriber_id = $1 AND epoch = $2 AND last_global_sequence < $3 AND coalesce($6 = {server}, true);
+WHERE subscriber_id = $1 AND epoch = $2 AND last_global_sequence < $3 AND coalesce($6 = {server}, true)
+    AND ($7::text IS NULL OR set_config('synchronous_commit', $7, true) IS NOT NULL);
 
 -- name: save_checkpoint
 -- Changes nothing unless the epoch is the present one and the server ($10) too, nor if this very write has
--- happened already ($11).
+-- happened already ($11). $14 is as $7 of move_checkpoint.
 -- Of position and head, compared in this order, the further one stays, with the gaps that belong to it.
 UPDATE {schema}.event_bus_checkpoints AS present
 SET last_global_sequence = greatest(present.last_global_sequence, $3),
@@ -74,6 +76,7 @@ SET last_global_sequence = greatest(present.last_global_sequence, $3),
     updated_at = $7, attempt_sequence = $8, attempt_count = $9, write_id = coalesce($11, present.write_id)
 WHERE subscriber_id = $1 AND epoch = $2 AND coalesce($10 = {server}, true)
     AND ($11::text IS NULL OR write_id IS DISTINCT FROM $11)
+    AND ($14::text IS NULL OR set_config('synchronous_commit', $14, true) IS NOT NULL)
 -- What comes after it in the same transaction is known by this key to whoever takes over. NULL: nothing does.
 RETURNING pg_try_advisory_xact_lock_shared($12::integer, $13::integer);
 
@@ -81,24 +84,22 @@ RETURNING pg_try_advisory_xact_lock_shared($12::integer, $13::integer);
 -- An event that has a row already, such as that of a dead letter's retry, gets no second one.
 INSERT INTO {schema}.event_bus_outbox (subscriber_pool, global_sequence, event_id, dead_letter_id)
 SELECT $1::text, sequence, event_id, dead_letter_id
-FROM unnest($14::bigint[], $15::text[], $16::text[]) AS entry (sequence, event_id, dead_letter_id)
+FROM unnest($15::bigint[], $16::text[], $17::text[]) AS entry (sequence, event_id, dead_letter_id)
 WHERE EXISTS (SELECT FROM saved)
 ON CONFLICT (subscriber_pool, global_sequence) DO NOTHING;
 
 -- name: end_wish_for_retry
 UPDATE {schema}.event_bus_dlq SET retry_wanted_at = NULL
-WHERE id = ANY($16::text[]) AND EXISTS (SELECT FROM saved);
+WHERE id = ANY($17::text[]) AND EXISTS (SELECT FROM saved);
 
 -- name: save_and_feed
--- Moves the checkpoint as save_checkpoint does, and gives the events to the workers; whether it was moved. The
--- commit need not wait for the disk: what is lost with the server is read and given to them again.
+-- Moves the checkpoint as save_checkpoint does, and gives the events to the workers; whether it was moved.
 WITH saved AS ({save_checkpoint}), fed AS ({feed_outbox}), retried AS ({end_wish_for_retry})
-SELECT EXISTS (SELECT FROM saved), set_config('synchronous_commit', 'off', true);
+SELECT EXISTS (SELECT FROM saved);
 
 -- name: save_checkpoints
 -- As save_checkpoint for many at once; returns whose epoch and server were the present ones. Gaps come as
--- text, because an array of arrays must be rectangular. With $11 = 'off' the commit does not wait for the
--- disk: the setting ends with the transaction, which is this statement.
+-- text, because an array of arrays must be rectangular. $11 is as $7 of move_checkpoint.
 UPDATE {schema}.event_bus_checkpoints AS present
 SET last_global_sequence = greatest(present.last_global_sequence, given.position),
     last_event_id = CASE
