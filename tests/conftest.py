@@ -1,8 +1,10 @@
 """Settings and PostgreSQL servers shared by all tests; other fixtures live in the folder that uses them."""
 
 import asyncio
+import atexit
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import settings
 from tests.postgres.binaries import find, find_version, version_of
 from tests.postgres.databases import Databases
 from tests.postgres.existing import ExistingServer, Postgres
+from tests.postgres.folders import make_folder, remove_folder
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import Server
 
@@ -24,6 +27,14 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 # a test wants to interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests start processes by the thousand. Where these may not leave compiled modules beside the sources,
+# each of them would compile all modules again: the first one leaves them in a folder of this test run.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    compiled = make_folder(in_memory=True)
+    atexit.register(remove_folder, compiled)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(compiled)
+    sys.dont_write_bytecode = False
 
 
 # A shared server starts when the first test asks for it, one for each worker.

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from postbus import InMemoryStore
 from postbus.delivery.log_reader import LogReader
 from postbus.delivery.patience import Patience
@@ -39,6 +41,31 @@ async def test_those_who_ask_the_same_at_once_share_one_read() -> None:
     assert [len(page.events) for page in pages] == [1] * 20
 
 
+async def test_those_who_ask_the_same_one_after_the_other_share_one_read() -> None:
+    """Also whoever asks when the page is there and the others have not got it yet."""
+    store, count = InMemoryStore(), 0
+    await append(store, make_draft())
+    real = store.log.read
+
+    async def read(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        await asyncio.sleep(0)
+        return await real(*args, **options)
+
+    store.log.read = read  # type: ignore[method-assign]
+    reader, patience = make_reader(store)
+    asked = []
+    # One more at each turn of the event loop.
+    for _ in range(20):
+        asked.append(asyncio.ensure_future(reader.read(BEGINNING, 10, None, patience)))
+        await asyncio.sleep(0)
+    pages = await asyncio.gather(*asked)
+
+    assert count == 1
+    assert [len(page.events) for page in pages] == [1] * 20
+
+
 async def test_one_that_was_woken_does_not_get_what_was_read_before_that() -> None:
     """A read that is under way, or just over, when an event is stored has not seen it."""
     store = InMemoryStore()
@@ -70,3 +97,28 @@ async def test_one_that_was_woken_does_not_get_what_was_read_before_that() -> No
     assert (await first).events == []
     assert len((await just_over).events) == 1
     assert len((await under_way).events) == 1
+
+
+@pytest.mark.parametrize(("place_of_other", "read_count"), [(None, 1), (15, 1), (1_000, 1), (5_000, 2)])
+async def test_only_those_who_are_near_each_other_share_what_is_read(
+    place_of_other: int | None, read_count: int
+) -> None:
+    """One who has not read yet may be anywhere. Who is alone there has nothing kept."""
+    store, count = InMemoryStore(), 0
+    await append(store, *[make_draft() for _ in range(20)])
+    reader, patience = make_reader(store)
+    if place_of_other is not None:
+        other = Patience("stock", ManualClock(), lambda: 0.0, lambda: None)
+        await reader.read(LogPosition(GlobalSequence(place_of_other)), 10, None, other, was_reached=False)
+    real = store.log.read
+
+    async def read(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        return await real(*args, **options)
+
+    store.log.read = read  # type: ignore[method-assign]
+    pages = [await reader.read(BEGINNING, 10, None, patience) for _ in range(2)]
+
+    assert count == read_count
+    assert pages[0].events == pages[1].events

@@ -46,7 +46,7 @@ async def uneven(dsn: str, history: History, partitions: int, slow_part: int = 0
     async with bus:
         before = len(history.handled)
         numbers = await publish(bus, 200)
-        await soon(lambda: len(history.handled) > before + 100)
+        await soon(lambda: len(history.handled) > before + 50)
     return numbers
 
 

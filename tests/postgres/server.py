@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.postgres.binaries import find, usable_by_server, version_of
+from tests.postgres.clusters import make_cluster, server_environment
 from tests.postgres.folders import make_folder, remove_folder, server_account
 from tests.postgres.processes import alive, children_of, is_stopped, wait_until
 
@@ -152,16 +153,7 @@ class Server:
         return self._process
 
     def _initialise(self) -> None:
-        initdb = [
-            "initdb",
-            "--no-sync",
-            "--auth=trust",
-            "--username=postgres",
-            "--encoding=UTF8",
-            "--locale=C",
-        ]
-        if (code := self._spawn([*initdb, f"--pgdata={self._data}"]).wait()) != 0:
-            raise RuntimeError(f"initdb ended with {code}\n{self.log()}")
+        make_cluster(self._programs, self._data)
         places = {"port": self.port, "unix_socket_directories": self.folder}
         # In the file and not on the command line, which would outrank ALTER SYSTEM.
         with (self._data / "postgresql.conf").open("a") as file:
@@ -176,7 +168,6 @@ class Server:
 
     def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
         account = server_account()
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(
                 [self._programs / command[0], *command[1:]],
@@ -184,7 +175,7 @@ class Server:
                 group=None if account is None else account.pw_gid,
                 extra_groups=None if account is None else [],
                 cwd=self.folder,
-                env={**ours, "LC_ALL": "C"},
+                env=server_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -21,7 +21,7 @@ NOON = "2026-01-01T12:00:00.000000+00:00"
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(
-        st.characters(codec="utf-8")
+        st.characters(codec="utf-8", exclude_characters="\0")
     ),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab\"\\\x1f,é", max_size=3), inner),
     max_leaves=8,

@@ -182,25 +182,31 @@ class LogReader:
         page = None if is_waiting else self._find_kept(key)
         if page is not None:
             return page
-        generation, is_begun_before = self._generation, self._find_reading(key) is not None
+        is_begun_before = self._find_reading(key) is not None
         page = await self._read_together(key, wanted, is_waiting)
         if is_begun_before and not page.events and page.up_to == after.head:
             # Begun before we asked, it may have missed what we were woken for.
             page = await self._read_together(key, wanted, is_waiting)
-        if page.up_to > after.head and key not in self._kept and generation == self._generation:
-            self._keep(key, page)
         return page
 
     async def _read_together(self, key: _Key, wanted: WantedEvents | None, is_waiting: bool) -> Page:
         """What others who ask the same at this moment get as well."""
         task = self._find_reading(key)
         if task is None:
-            after, limit, _ = key
-            task = asyncio.get_running_loop().create_task(self._read_now(after, limit, wanted, is_waiting))
+            task = asyncio.get_running_loop().create_task(self._read_and_keep(key, wanted, is_waiting))
             self._reading[key] = task
             task.add_done_callback(functools.partial(self._end_reading, key))
         # Whoever loses patience leaves the others their page.
         return await asyncio.shield(task)
+
+    async def _read_and_keep(self, key: _Key, wanted: WantedEvents | None, is_waiting: bool) -> Page:
+        after, limit, _ = key
+        generation = self._generation
+        page = await self._read_now(after, limit, wanted, is_waiting)
+        # Before it is over: whoever asks while others are still on their way to it finds it.
+        if page.up_to > after.head and generation == self._generation:
+            self._keep(key, page)
+        return page
 
     def _find_reading(self, key: _Key) -> "asyncio.Task[Page] | None":
         # One that has its answer is still listed until the event loop turns.
