@@ -84,8 +84,11 @@ class CatchUp:
         return is_at_end or page.up_to == before or bool(self.blocked_by)
 
     async def _deliver(self, page: Page) -> int:
-        # What has not been decoded yet is decoded now, while the next page is read.
+        # What has not been decoded yet is decoded now, while the next page is read and the checkpoint of the
+        # page before is written. Not until that is written are there more events that would come again.
         events, count = list(page.events), 0
+        if self._writer.is_due:
+            await self._writer.write()
         self._writer.begin_page(page.missing)
         while count < len(events):
             if self._has_changed():
@@ -94,7 +97,7 @@ class CatchUp:
         self._writer.end_page(page.up_to, 0 if page.is_cut else page.settled, page.passed)
         self._on_page()
         if self._writer.is_due:
-            await self._writer.write()
+            self._writer.write_beside()
         return count
 
     def _up_to_gap(self, reading: SubscriberState, page: Page) -> Page:

@@ -161,7 +161,7 @@ class CheckpointWriter:
         """Somebody waits for this position: write it as soon as it is reached, also beside a handler."""
         self._wanted = position if self._wanted is None else min(self._wanted, position)
         if self._advance.is_processed(self._wanted):
-            self._write_beside()
+            self.write_beside()
 
     def want_now(self) -> None:
         """Write the event at hand without waiting for others."""
@@ -222,6 +222,13 @@ class CheckpointWriter:
     async def write(self) -> None:
         """Write what was processed, if there is anything. StoppedError, SubscriberFencedError."""
         await self._save(self._plain_progress)
+
+    def write_beside(self) -> None:
+        """Write in a task of its own, if none is at it already. An error is met by the next write."""
+        if self._beside is None or self._beside.done():
+            self._beside = asyncio.get_running_loop().create_task(
+                self._write_quietly(), name="postbus checkpoint"
+            )
 
     async def write_once(self) -> None:
         """Write what was processed, without patience. StoreError."""
@@ -382,18 +389,11 @@ class CheckpointWriter:
         self._alarm = None
         self._note_stretch()
         if self._count:
-            self._write_beside()
+            self.write_beside()
 
     @property
     def _is_at_work(self) -> bool:
         return self._count > 0 or self._stretch is not None
-
-    def _write_beside(self) -> None:
-        """Write in a task of its own: a handler may be under way for long."""
-        if self._beside is None or self._beside.done():
-            self._beside = asyncio.get_running_loop().create_task(
-                self._write_quietly(), name="postbus checkpoint"
-            )
 
     async def _write_quietly(self) -> None:
         with contextlib.suppress(StoppedError):
