@@ -17,11 +17,13 @@ logger = logging.getLogger("postbus")
 
 NotifyMode = Literal["after_commit", "trigger", "off"]
 
-# A notification is a statement of its own. Those who publish now and then are not to wait for it; those who
-# publish one event right after the other share one; and the longer it takes, the more the server has to do.
-_SHORTEST_PAUSE = 0.001
-_PAUSE_IN_FLOOD = 0.004
-_PAUSE_BY_DURATION = 2.0
+# From the beginning of a notification to that of the next: each is a statement of its own. Where events come
+# one right after the other, so many share one that it does not count any more.
+_SECONDS_BETWEEN = 0.001
+_SECONDS_IN_FLOOD = 0.004
+# It is a flood as long as this is more than there is between two of them, on average.
+_FLOOD = 0.001
+_SHARE_OF_LAST = 0.1
 _SHORTEST_LOOK = 0.005
 _LONGEST_LOOK = 0.5
 _GIVEN_UP_AFTER = 60.0
@@ -42,7 +44,9 @@ class WakeUps:
         self._head = 0
         self._is_wake_scheduled = False
         self._unsent: int | None = None
-        self._unsent_count = 0
+        # When something was announced last, and how long there is in between on average.
+        self._announced_at = 0.0
+        self._distance = 1.0
         self._sender: asyncio.Task[None] | None = None
         self._echoes: deque[int] = deque(maxlen=_MOST_ECHOES)
         self._has_warned = False
@@ -86,7 +90,9 @@ class WakeUps:
         self.wake()
         if self._mode == "after_commit":
             self._unsent = sequence if self._unsent is None else max(self._unsent, sequence)
-            self._unsent_count += 1
+            now = asyncio.get_running_loop().time()
+            distance, self._announced_at = min(now - self._announced_at, 1.0), now
+            self._distance += (distance - self._distance) * _SHARE_OF_LAST
             if self._sender is None:
                 self._sender = asyncio.create_task(self._send())
 
@@ -133,12 +139,11 @@ class WakeUps:
         now = asyncio.get_running_loop().time
         try:
             while self._unsent is not None:
-                sequence, count = self._unsent, self._unsent_count
-                self._unsent, self._unsent_count = None, 0
-                began_at = now()
+                sequence, self._unsent = self._unsent, None
+                is_flood = self._distance < _FLOOD
+                next_at = now() + (_SECONDS_IN_FLOOD if is_flood else _SECONDS_BETWEEN)
                 await self._notify(sequence)
-                pause = _PAUSE_IN_FLOOD if count > 1 else _SHORTEST_PAUSE
-                await asyncio.sleep(max(pause, (now() - began_at) * _PAUSE_BY_DURATION))
+                await asyncio.sleep(max(0.0, next_at - now()))
         finally:
             self._sender = None
 
