@@ -32,8 +32,8 @@ class EventStatus(enum.StrEnum):
     DLQ = "dlq"
 
 
-# The garbage collector does not look at events: it would go through whole pages of them, again and again, which
-# costs a fifth of catching up.
+# The garbage collector does not look at events: it would go through whole pages of them, again and again,
+# which costs a fifth of catching up.
 class Event(msgspec.Struct, Generic[T], frozen=True, kw_only=True, gc=False):
     """One thing that happened. *last_error* is a JSON array, one string per failed attempt.
 

@@ -2,11 +2,35 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from postbus import BusLoopError, EventBus
+from postbus import BusLoopError, Event, EventBus
 from tests.delivery.steps import FlakyHandler, statuses
+
+TASK_FACTORIES = [None, *([asyncio.eager_task_factory] if hasattr(asyncio, "eager_task_factory") else [])]
+
+
+@pytest.mark.parametrize("task_factory", TASK_FACTORIES)
+def test_handlers_begin_in_order_also_where_tasks_begin_at_once(database: Path, task_factory: Any) -> None:
+    """Each of many publishers at once waits for a handler that waits, and none begins within another."""
+    begun: list[int] = []
+    bus = EventBus(database)
+
+    @bus.on("order.*")
+    async def wait(event: Event) -> None:
+        begun.append(event.payload)
+        await asyncio.sleep(0.001)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(task_factory)
+        async with bus:
+            await asyncio.gather(*(bus.publish("order.placed", number) for number in range(1000)))
+
+    asyncio.run(main())
+
+    assert begun == list(range(1000))
 
 
 def test_a_bus_can_be_made_before_there_is_a_loop(database: Path) -> None:

@@ -45,7 +45,7 @@ class TestModuleOverview:
 
     async def test_dispatcher_delivers_and_retries(self, make_bus: MakeBus) -> None:
         """A dispatcher of its own takes an event through its attempts; the bus only wires it."""
-        assert callable(Dispatcher.deliver)
+        assert callable(Dispatcher.attempt)
 
         handler = FlakyHandler(1)
         bus = make_bus()

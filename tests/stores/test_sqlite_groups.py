@@ -116,7 +116,7 @@ async def test_a_given_id_is_stored_once_by_a_group_that_has_it_twice(store: SQL
     assert [[event.global_sequence for event in events] for events in stored] == [[1], [1, 2]]
 
 
-@pytest.mark.parametrize("count", [1, 3, 4, 99, 499, 500, 501, 600, 1001])
+@pytest.mark.parametrize("count", [1, 3, 4, 9, 10, 11, 99, 499, 500, 501, 600, 1001])
 @pytest.mark.parametrize("stream_id", [None, "s"])
 async def test_a_batch_of_any_size_is_stored_in_order(
     store: SQLiteStore, count: int, stream_id: str | None
@@ -136,6 +136,36 @@ async def test_a_batch_of_any_size_is_stored_in_order(
     assert [event.metadata for event in events] == [{"n": str(n)} for n in range(count)]
     expected = [None] * count if stream_id is None else numbers
     assert [event.stream_version for event in events] == expected
+
+
+@pytest.mark.parametrize("count", [3, 4, 10, 11, 100, 101, 1000, 1001])
+async def test_a_group_of_any_size_is_stored_in_order(store: SQLiteStore, count: int) -> None:
+    """However many publishers share a commit."""
+    drafts = [make_draft("order.placed", {"n": n}, id=f"event-{n}") for n in range(count)]
+    numbers = await in_one_group(store, *(add(store, draft) for draft in drafts))
+
+    assert numbers == [[n + 1] for n in range(count)]
+    events = await store.read_all(limit=10_000)
+    assert [(event.global_sequence, event.payload["n"]) for event in events] == [
+        (n + 1, n) for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 4, 10, 25])
+async def test_a_group_goes_on_after_the_numbers_of_another_process(
+    store: SQLiteStore, count: int, tmp_path: Path
+) -> None:
+    """It is written with the numbers it was given, or not at all; and so is what it marks as done."""
+    first = await add(store, *[make_draft(id=f"first-{n}") for n in range(count)])
+    async with SQLiteStore(tmp_path / "events.db") as other:
+        await append(other, make_draft(id="other"))
+        for number in first:
+            store.queue.finish(GlobalSequence(number or 0))
+        later = await add(store, *[make_draft(id=f"later-{n}") for n in range(count)])
+
+        assert later == [number + count + 1 for number in range(1, count + 1)]
+        statuses = [event.status for event in await other.read_all(limit=100)]
+        assert statuses == ["done"] * count + ["done"] + ["processing"] * count
 
 
 async def test_payloads_that_do_not_fit_into_one_statement_are_stored_all_the_same(

@@ -4,8 +4,9 @@ import asyncio
 import inspect
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from postbus.delivery.gate import Gate
 from postbus.delivery.handler_threads import HandlerThreads
@@ -92,10 +93,14 @@ class Attempts:
         for watchdog in self._watchdogs.values():
             watchdog.stop()
 
-    async def _call(self, subscription: Subscription, event: Event, ticket: int) -> Failure | None:
+    def _call(
+        self, subscription: Subscription, event: Event, ticket: int
+    ) -> Coroutine[Any, Any, Failure | None]:
         """Call one handler that its gate let in."""
-        if subscription.is_async:
-            return await self._call_now(subscription, event, ticket)
+        call = self._call_now if subscription.is_async else self._call_in_turn
+        return call(subscription, event, ticket)
+
+    async def _call_in_turn(self, subscription: Subscription, event: Event, ticket: int) -> Failure | None:
         # Its time begins when there is a thread for it, not while others have them all.
         try:
             await self._threads.places.acquire()
@@ -134,21 +139,15 @@ class Attempts:
                 error = _describe_timeout(subscription)
             if call.is_abandoned:
                 raise AbandonedError
-        self._leave(subscription, ticket, succeeded=error is None)
-        return None if error is None else Failure(subscription.id, error, is_by_shutdown)
-
-    def _leave(self, subscription: Subscription, ticket: int, *, succeeded: bool) -> None:
-        if subscription.gate.leave(ticket, succeeded):
-            logger.warning(
-                "handler of %s mostly fails: its circuit breaker is open, events wait for a probe in %g s",
-                subscription.pattern,
-                OPEN_SECONDS,
-                extra={"subscription_id": subscription.id},
-            )
+        if error is None:
+            subscription.gate.leave(ticket, succeeded=True)
+            return None
+        _leave_in_failure(subscription, ticket)
+        return Failure(subscription.id, error, is_by_shutdown)
 
     def _abandon(self, call: Call) -> None:
         """The handler took no notice of its cancellation: go on without it."""
-        self._leave(call.subscription, call.ticket, succeeded=False)
+        _leave_in_failure(call.subscription, call.ticket)
         error = f"{_describe_timeout(call.subscription)}, and goes on nevertheless"
         if self._on_abandoned is not None:
             self._on_abandoned(call.event, Failure(call.subscription.id, error))
@@ -163,6 +162,16 @@ class Attempts:
     def _new_watchdog(self, timeout: float) -> Watchdog:
         watchdog = self._watchdogs[timeout] = Watchdog(timeout, self._clock, self._abandon)
         return watchdog
+
+
+def _leave_in_failure(subscription: Subscription, ticket: int) -> None:
+    if subscription.gate.leave(ticket, succeeded=False):
+        logger.warning(
+            "handler of %s mostly fails: its circuit breaker is open, events wait for a probe in %g s",
+            subscription.pattern,
+            OPEN_SECONDS,
+            extra={"subscription_id": subscription.id},
+        )
 
 
 def _describe_timeout(subscription: Subscription) -> str:

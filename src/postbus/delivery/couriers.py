@@ -26,8 +26,8 @@ _MOST_AT_A_STRETCH = 128
 class Delivery(Protocol):
     """Something to be carried."""
 
-    def run(self) -> Coroutine[Any, Any, None]:
-        """See it through."""
+    def run(self) -> "Coroutine[Any, Any, Delivery | None]":
+        """Do it; what is left to do then, to be carried by the same courier."""
         ...
 
 
@@ -49,8 +49,7 @@ class Couriers:
         """
         if context:
             # A task has one context, so this one gets a task of its own.
-            task = asyncio.get_running_loop().create_task(self._carry_one(delivery), context=context)
-            self._keep(task)
+            self._employ(self._carry_one(delivery), context)
             return
         self._waiting.append(delivery)
         if not self._is_one_coming:
@@ -76,16 +75,13 @@ class Couriers:
                     call.set_result(None)
                 return
         # Without the context of whoever happens to call: the courier serves others too.
-        self._keep(
-            asyncio.get_running_loop().create_task(
-                self._serve(), name="postbus courier", context=contextvars.Context()
-            )
-        )
+        self._employ(self._serve(), contextvars.Context())
 
-    def _keep(self, task: "asyncio.Task[None]") -> None:
-        # Where tasks begin at once (asyncio.eager_task_factory) it may have ended already.
-        if not task.done():
-            self._tasks.add(task)
+    def _employ(self, work: Coroutine[Any, Any, None], context: contextvars.Context) -> None:
+        # Not by the loop's factory: with asyncio.eager_task_factory each courier would begin within the
+        # one before it, the last delivery first, until there is no room left on the stack.
+        loop = asyncio.get_running_loop()
+        self._tasks.add(asyncio.Task(work, loop=loop, name="postbus courier", context=context))
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -115,7 +111,9 @@ class Couriers:
             if self._waiting and not self._is_one_coming:
                 self._call_one()
             try:
-                await delivery.run()
+                rest = await delivery.run()
+                if rest is not None:
+                    await _see_through(rest)
             except Exception as error:
                 _report(error)
             if contextvars.copy_context():
@@ -124,11 +122,17 @@ class Couriers:
 
     async def _carry_one(self, delivery: Delivery) -> None:
         try:
-            await delivery.run()
+            await _see_through(delivery)
         except Exception as error:
             _report(error)
         finally:
             self._tasks.discard(asyncio.current_task())
+
+
+async def _see_through(delivery: Delivery) -> None:
+    rest: Delivery | None = delivery
+    while rest is not None:
+        rest = await rest.run()
 
 
 def _report(error: Exception) -> None:

@@ -3,9 +3,8 @@
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -23,14 +22,6 @@ logger = logging.getLogger("postbus")
 
 # How we ask a store again that could not record what happened.
 _STORE_RETRY = RetryPolicy(base_delay=0.1, max_delay=5.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """An event that failed and waits for its next attempt."""
-
-    event: Event
-    delay: float
 
 
 class Follower(Protocol):
@@ -98,27 +89,14 @@ class Dispatcher:
                 self._settle(sequence)
         return len(left)
 
-    async def deliver(self, event: Event) -> None:
-        """Attempt after attempt until it is done or a dead letter."""
-        retry = await self.attempt(event)
-        if retry is not None:
-            await self.see_through(retry)
-
-    async def see_through(self, retry: Retry) -> None:
-        """Wait out the back-off and try again until it is done or a dead letter."""
-        following: Retry | None = retry
-        while following is not None:
-            await self._clock.sleep(following.delay)
-            following = await self.attempt(following.event)
-
-    async def attempt(self, event: Event) -> Retry | None:
-        """One attempt; None when the event is settled."""
+    async def attempt(self, event: Event) -> "Retry | None":
+        """One attempt; what is left to do, or None when the event is settled."""
         route = self._subscriptions.route(event.type)
-        if route.subscriptions and is_exhausted(route.retry, event.retry_count):
+        if event.retry_count and route.subscriptions and is_exhausted(route.retry, event.retry_count):
             # Its attempts ended with their processes: no failure is left to be seen here.
             await self._bury(event)
             return None
-        if isinstance(event.payload, UndecodablePayload):
+        if type(event.payload) is UndecodablePayload:
             await self._bury_undecodable(event, event.payload)
             return None
         counters = self.counters.of(event.type)
@@ -135,7 +113,16 @@ class Dispatcher:
         self._settle(sequence)
         return None
 
-    async def _fail(self, event: Event, route: Route, failure: Failure) -> Retry | None:
+    async def retry(self, event: Event, delay: float) -> "Retry | None":
+        """Wait out the back-off, then one more attempt."""
+        await self._clock.sleep(delay)
+        return await self.attempt(event)
+
+    async def fail(self, event: Event, failure: Failure) -> "Retry | None":
+        """Everything that follows a failed attempt."""
+        return await self._fail(event, self._subscriptions.route(event.type), failure)
+
+    async def _fail(self, event: Event, route: Route, failure: Failure) -> "Retry | None":
         if failure.is_by_shutdown:
             await self.give_back([event])
             return None
@@ -149,7 +136,7 @@ class Dispatcher:
             await self._bury(failed)
             return None
         await self._record(lambda: self._queue.fail(_sequence(event), attempt, errors))
-        return Retry(failed, delay)
+        return Retry(self, failed, delay)
 
     def _go_on_without(self, event: Event, failure: Failure) -> None:
         """Somebody else carries the event on: its task is stuck in a handler that will not end."""
@@ -157,12 +144,6 @@ class Dispatcher:
         if follower is not None:
             self._couriers.carry(_Remainder(self, event, failure), contextvars.Context())
             follower.on_attempted(event)
-
-    async def go_on(self, event: Event, failure: Failure) -> None:
-        """Everything that follows a failed attempt."""
-        retry = await self._fail(event, self._subscriptions.route(event.type), failure)
-        if retry is not None:
-            await self.see_through(retry)
 
     async def _bury(self, event: Event) -> None:
         await self._record(lambda: self._queue.bury(_sequence(event), event.retry_count, event.last_error))
@@ -205,14 +186,25 @@ class Dispatcher:
             self._idle = None
 
 
+class Retry:
+    """What is left of a delivery whose attempt has failed."""
+
+    def __init__(self, dispatcher: Dispatcher, event: Event, delay: float) -> None:
+        self._dispatcher, self._event, self._delay = dispatcher, event, delay
+
+    def run(self) -> "Coroutine[Any, Any, Retry | None]":
+        """Carried by a courier."""
+        return self._dispatcher.retry(self._event, self._delay)
+
+
 class _Remainder:
     """What is left of a delivery whose handler will not end."""
 
     def __init__(self, dispatcher: Dispatcher, event: Event, failure: Failure) -> None:
         self._dispatcher, self._event, self._failure = dispatcher, event, failure
 
-    async def run(self) -> None:
-        await self._dispatcher.go_on(self._event, self._failure)
+    def run(self) -> Coroutine[Any, Any, Retry | None]:
+        return self._dispatcher.fail(self._event, self._failure)
 
 
 def _sequence(event: Event) -> GlobalSequence:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from postbus.delivery.attempts import AbandonedError
 from postbus.delivery.couriers import Couriers
-from postbus.delivery.dispatcher import Dispatcher, Retry
+from postbus.delivery.dispatcher import Dispatcher
 from postbus.events import Event
 
 # So many events at a stretch, then the event loop has its turn.
@@ -51,7 +51,7 @@ class Procession:
                 raise
             self._attempted = None
             if retry is not None:
-                self._couriers.carry(_Retrial(self._dispatcher, retry), self._context.copy())
+                self._couriers.carry(retry, self._context.copy())
             if self._begun_count % _MOST_AT_A_STRETCH == 0:
                 await asyncio.sleep(0)
             if not _are_same(contextvars.copy_context(), self._context):
@@ -69,18 +69,10 @@ class Procession:
         self._couriers.carry(self, self._context.copy())
 
 
-class _Retrial:
-    """What is left of a delivery after its first attempt has failed."""
-
-    def __init__(self, dispatcher: Dispatcher, retry: Retry) -> None:
-        self._dispatcher, self._retry = dispatcher, retry
-
-    async def run(self) -> None:
-        await self._dispatcher.see_through(self._retry)
-
-
 def _are_same(one: contextvars.Context, other: contextvars.Context) -> bool:
     """Whether the same variables have the very same values: those of users may not like to be compared."""
+    if not one and not other:
+        return True
     return len(one) == len(other) and all(
         variable in other and other[variable] is value for variable, value in one.items()
     )

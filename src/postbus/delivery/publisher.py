@@ -9,7 +9,7 @@ import msgspec
 
 from postbus.delivery.backlog_lane import BacklogLane
 from postbus.delivery.couriers import Couriers
-from postbus.delivery.dispatcher import Dispatcher
+from postbus.delivery.dispatcher import Dispatcher, Retry
 from postbus.delivery.procession import Procession
 from postbus.delivery.prompt_future import PromptFuture
 from postbus.delivery.subscriptions import Subscriptions
@@ -18,6 +18,8 @@ from postbus.events import Draft, Event, EventStatus, GlobalSequence
 from postbus.ports import EventQueue
 
 _decode = msgspec.json.Decoder().decode
+# Reading a member through its class takes longer than comparing with it, and each event is asked four times.
+_PROCESSING, _PENDING, _DONE = EventStatus.PROCESSING, EventStatus.PENDING, EventStatus.DONE
 
 
 class Publication:
@@ -47,7 +49,7 @@ class Publication:
         """Called in the event loop when the drafts are durable, or can't be."""
         for index, sequence in enumerate(sequences):
             draft = self.drafts[index]
-            if sequence is not None and draft.status is EventStatus.PROCESSING:
+            if sequence is not None and draft.status is _PROCESSING:
                 event = _event_from_draft(draft, sequence)
                 if draft.stream_id is not None:
                     event = msgspec.structs.replace(event, stream_version=stream_versions[index])
@@ -57,9 +59,9 @@ class Publication:
         self.unsettled_count = len(self.events)
         self._publisher.go_on(self, error)
 
-    def run(self) -> Coroutine[Any, Any, None]:
+    def run(self) -> Coroutine[Any, Any, Retry | None]:
         """Carried by a courier."""
-        return self._publisher.dispatcher.deliver(self.events[0])
+        return self._publisher.dispatcher.attempt(self.events[0])
 
     def on_attempted(self, _: Event, /) -> None:
         """The publisher waits for the last attempt, not for the first."""
@@ -68,7 +70,9 @@ class Publication:
         """One of the events is done, a dead letter, or left to the next start by a shutdown."""
         self.unsettled_count -= 1
         if not self.unsettled_count:
-            self._publisher.let_go(self)
+            self.finish()
+            if self.given_ids:
+                self._publisher.let_repeated_go(self.given_ids)
 
     def finish(self, error: StoreError | None = None) -> None:
         """Let the caller go on, if it still waits."""
@@ -110,10 +114,10 @@ class Publisher:
         """The status with which an event is stored, so that no second write has to begin its processing."""
         if self._lane.is_owner:
             if not self._subscriptions.route(event_type).subscriptions:
-                return EventStatus.DONE
-            return EventStatus.PROCESSING if wait else EventStatus.PENDING
+                return _DONE
+            return _PROCESSING if wait else _PENDING
         # A process that only publishes leaves it to the store: somebody else may have handlers.
-        return None if self._subscriptions.is_empty else EventStatus.PENDING
+        return None if self._subscriptions.is_empty else _PENDING
 
     def publish(self, drafts: Sequence[Draft], loop: asyncio.AbstractEventLoop) -> "asyncio.Future[None]":
         """Done when the drafts are durable and the handlers that are waited for have finished."""
@@ -166,10 +170,9 @@ class Publisher:
         if is_alone and not publication.unsettled_count:
             publication.finish_at_once()
 
-    def let_go(self, publication: Publication) -> None:
-        """The publication was delivered: its caller goes on, and so do those who repeated it."""
-        publication.finish()
-        for given_id in publication.given_ids:
+    def let_repeated_go(self, given_ids: Sequence[str]) -> None:
+        """The events with these ids were delivered: whoever has published them again goes on."""
+        for given_id in given_ids:
             for repeated in self._repeated.pop(given_id, ()):
                 repeated.finish()
 
@@ -188,7 +191,7 @@ def _event_from_draft(draft: Draft, sequence: int) -> Event:
         type=draft.type,
         payload=_decode(draft.payload_json),
         created_at=draft.created_at,
-        status=EventStatus.PROCESSING,
+        status=_PROCESSING,
         metadata=draft.metadata,
         stream_id=draft.stream_id,
         global_sequence=GlobalSequence(sequence),

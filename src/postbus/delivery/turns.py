@@ -5,7 +5,7 @@ import contextvars
 from collections.abc import Callable
 
 from postbus.delivery.couriers import Couriers
-from postbus.delivery.dispatcher import Dispatcher
+from postbus.delivery.dispatcher import Dispatcher, Retry
 from postbus.events import Event
 
 
@@ -26,14 +26,12 @@ class Turn:
         """Let the next event go at once."""
         couriers.carry(self, context)
 
-    async def run(self) -> None:
+    async def run(self) -> Retry | None:
         """Carried by a courier."""
         try:
-            retry = await self._dispatcher.attempt(self._event)
+            return await self._dispatcher.attempt(self._event)
         finally:
             self.on_attempted(self._event)
-        if retry is not None:
-            await self._dispatcher.see_through(retry)
 
     def on_attempted(self, _: Event, /) -> None:
         """The first attempt has ended."""

@@ -11,6 +11,7 @@ from postbus.stores.sqlite.access import FileAccess
 from postbus.stores.sqlite.rows import moment_to_text, sequences_to_json
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
+_PENDING = EventStatus.PENDING
 
 
 class SQLiteEventQueue:
@@ -65,5 +66,8 @@ class SQLiteEventQueue:
 
 def may_be_pending(drafts: Sequence[Draft]) -> bool:
     """Whether the in-process handlers may have work with them once they are stored."""
-    statuses = [draft.status for draft in drafts]
-    return None in statuses or EventStatus.PENDING in statuses
+    # any() would take three times as long, and each event is asked.
+    for draft in drafts:  # noqa: SIM110
+        if draft.status is None or draft.status is _PENDING:
+            return True
+    return False

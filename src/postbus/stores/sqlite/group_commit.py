@@ -12,10 +12,11 @@ from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.connection import is_closed, patiently, translate, translated_errors
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
+from postbus.stores.sqlite.group_statement import MOST_EVENTS, prepare_groups, write_group
 from postbus.stores.sqlite.inserting import LARGE_BATCH, LARGEST_STATEMENT, SMALLEST_GROUP, insert_events
 from postbus.stores.sqlite.jobs import Call, Insert, Job, TransactionLostError
 from postbus.stores.sqlite.log_pages import read_head
-from postbus.stores.sqlite.rows import draft_to_row, drafts_to_json, moment_to_text, sequences_to_json
+from postbus.stores.sqlite.rows import draft_to_row, moment_to_text, sequences_to_json
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
@@ -27,15 +28,11 @@ _LONGEST_LOG = 8_000
 _PAGES_PER_COMMIT = 5
 # SQLite's number for synchronous=NORMAL, at which a commit does not wait for the disk.
 _NORMAL = 1
-# A changed row, and an event that is written the short way.
-_PAGES_PER_CHANGE = 0.15
-_OF_EACH_CONNECTION = (
-    "create_unrouted_view",
-    "create_group_view",
-    "create_group_trigger",
-    "create_single_view",
-    "create_single_trigger",
-)
+# A changed row, and an event that is written the short way. It takes less of the log than this; but its page
+# has to be copied, while of what every commit writes only the last version has, and a commit that comes
+# meanwhile waits for all of it.
+_PAGES_PER_CHANGE = 0.7
+_OF_EACH_CONNECTION = ("create_unrouted_view", "create_single_view", "create_single_trigger")
 
 
 class GroupCommit:
@@ -120,6 +117,7 @@ class GroupCommit:
             with translated_errors(self._path):
                 for name in _OF_EACH_CONNECTION:
                     connection.execute(_QUERIES[name])
+                prepare_groups(connection)
                 self._last_sequence = read_head(connection)
                 (self._level,) = connection.execute("PRAGMA synchronous").fetchone()
                 self._present_level = self._level
@@ -143,8 +141,8 @@ class GroupCommit:
 
     def _write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
         self._pages_since_checkpoint += _PAGES_PER_COMMIT
-        self._wait_for_disk(not jobs or bool(finished) or any(map(_needs_disk, jobs)))
         inserts = _as_one_insert(jobs, finished)
+        self._wait_for_disk(bool(inserts or finished) or not jobs or any(map(_needs_disk, jobs)))
         if inserts and self._write_at_once(inserts, finished):
             return
         self._write_together(jobs, inserts, finished)
@@ -221,8 +219,7 @@ class GroupCommit:
             single = (self._last_sequence, *draft_to_row(drafts[0]), finished[0] if finished else None, now)
             self._connection.execute(_QUERIES["write_single"], single)
         else:
-            group = (self._last_sequence, drafts_to_json(drafts), sequences_to_json(finished), now)
-            self._connection.execute(_QUERIES["write_group"], group)
+            write_group(self._connection, self._last_sequence, drafts, finished, now)
         next_sequence = self._last_sequence + 1
         for job in inserts:
             job.sequences = range(next_sequence, next_sequence + len(job.drafts))
@@ -245,9 +242,8 @@ def _as_one_insert(jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> l
         inserts.append(job)
         count += len(job.drafts)
         size += job.size
-    if size > LARGEST_STATEMENT or (count < SMALLEST_GROUP and (count != 1 or len(finished) > 1)):
-        return []
-    return inserts
+    is_too_small = count < SMALLEST_GROUP and (count != 1 or len(finished) > 1)
+    return [] if is_too_small or count > MOST_EVENTS or size > LARGEST_STATEMENT else inserts
 
 
 def _needs_disk(job: Job) -> bool:

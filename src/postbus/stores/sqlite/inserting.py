@@ -17,7 +17,7 @@ _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 # More payload than this is written event by event: SQLite takes no text of more than a gigabyte,
 # and the text of a group is one more copy of all its payloads.
 LARGEST_STATEMENT = 16 * 1024 * 1024
-# From so many events of one call on, rows of placeholders are quicker than JSON.
+# From so many events of one call on, several statements are quicker than one for all.
 LARGE_BATCH = 500
 # Fewer events are written one by one: what a group costs beyond its events is more than that.
 SMALLEST_GROUP = 4
@@ -160,12 +160,10 @@ def _insert_rows(
             connection.execute(one, row)
         return
     waiting = list(rows)
-    if max([len(job.drafts) for job in jobs]) >= LARGE_BATCH:
-        for start in range(0, len(waiting) - _ROWS_AT_ONCE + 1, _ROWS_AT_ONCE):
-            connection.execute(
-                many, [value for row in waiting[start : start + _ROWS_AT_ONCE] for value in row]
-            )
-        waiting = waiting[len(waiting) - len(waiting) % _ROWS_AT_ONCE :]
+    for start in range(0, len(waiting) - _ROWS_AT_ONCE + 1, _ROWS_AT_ONCE):
+        rows_at_once = waiting[start : start + _ROWS_AT_ONCE]
+        connection.execute(many, [value for row in rows_at_once for value in row])
+    waiting = waiting[len(waiting) - len(waiting) % _ROWS_AT_ONCE :]
     if len(waiting) >= SMALLEST_GROUP:
         connection.execute(as_json, (to_json(waiting),))
     else:

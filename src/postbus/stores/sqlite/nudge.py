@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 # A thread that is not done after this long may be waiting for the GIL.
 _NUDGE_AFTER = 0.002
-_NUDGE_SECONDS = 0.004
+_NUDGE_SECONDS = 0.002
 # A loop that rests for more than the remainder lets go of the GIL by itself: then the disk is slow.
 _BUSY_SHARE = 0.9
 

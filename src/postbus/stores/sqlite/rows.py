@@ -78,15 +78,11 @@ def draft_to_row(draft: Draft) -> tuple[object, ...]:
         draft.id,
         draft.type,
         draft.payload_json.decode(),
-        draft.status,
+        # A plain text: the driver asks around how to store anything else.
+        draft.status and draft.status._value_,
         None if draft.metadata is None else _encode(draft.metadata).decode(),
         moment_to_text(draft.created_at),
     )
-
-
-def drafts_to_json(drafts: Iterable[Draft]) -> str:
-    """Many new events as one bound value."""
-    return _encode([draft_to_row(draft) for draft in drafts]).decode()
 
 
 def to_json(value: object) -> str:

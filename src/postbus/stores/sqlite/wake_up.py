@@ -15,7 +15,7 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 logger = logging.getLogger("postbus")
@@ -71,7 +71,7 @@ class FileWakeUps:
         """Wake the others: this process has committed events. Called in one thread, the writer's."""
         try:
             self._look_who_listens()
-            others = [name for name in self._names if name != self._own_name]
+            others = self._names - {self._own_name}
             if others:
                 self._send(others)
         except OSError as error:
@@ -116,7 +116,7 @@ class FileWakeUps:
             # Mostly there is no folder, because nobody listens.
             self._names, self._listed_change = set(), None
 
-    def _send(self, names: Sequence[str]) -> None:
+    def _send(self, names: Iterable[str]) -> None:
         if self._sender is None:
             self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._sender.setblocking(False)

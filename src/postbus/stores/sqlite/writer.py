@@ -5,7 +5,6 @@ for each event would let concurrent publishers wait for each other's disk.
 """
 
 import asyncio
-import contextlib
 import enum
 import logging
 import os
@@ -16,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from postbus.errors import BusLoopError, StoreBusyError, StoreClosedError
 from postbus.events import Draft, GlobalSequence
@@ -43,6 +42,7 @@ _HAND_OVER_SECONDS = 0.004
 _LEAST_HAND_OVER = 32
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 # Asking the system for the process id with every event would cost more than counting forks.
 _fork_count = 0
@@ -235,8 +235,13 @@ class Writer:
     def _look(self, commit_count: int) -> None:
         if self._tick():
             self._commit.note_foreign_commits(commit_count)
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._on_growth)
+            self._call_in_loop(self._on_growth)
+
+    def _call_in_loop(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            return  # the loop is closed already, when a program ends without shutdown()
 
     def _take_jobs(self) -> tuple[list[Job], bool, bool]:
         """Everything that has queued up, whether there will be more, and whether to look for others' work."""
@@ -263,14 +268,11 @@ class Writer:
         if not self._commit.write(jobs, finished):
             # They are done all the same: another commit takes them along.
             self._finished.extendleft(reversed(finished))
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._flush_later)
+            self._call_in_loop(self._flush_later)
         head = self._commit.head
         if jobs:
             self._written_count += 1
             self._nudge.tell()
-            # The loop may be closed already when a program ends without shutdown().
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._settle, jobs, head)
+            self._call_in_loop(self._settle, jobs, head)
         if head != head_before:
             self._announce()

@@ -69,30 +69,35 @@ CREATE TEMP VIEW postbus_unrouted AS
 SELECT CASE WHEN EXISTS (SELECT 1 FROM subscriptions) THEN 'pending' ELSE 'done' END AS status;
 
 -- name: create_group_view
--- One row inserted here is one group: new events and finished ones in a single statement, so that
--- the writer's thread lets go of the GIL once for a group and not once for every statement of it.
+-- The rows that one statement inserts here are one group, new events and finished ones, so that the
+-- writer's thread lets go of the GIL once for a group and not once for every statement of it.
+-- {columns}: those of several events, because what a row costs is more than what an event does.
 CREATE TEMP VIEW postbus_group AS
-SELECT NULL AS last_sequence, NULL AS new_events, NULL AS finished, NULL AS now;
+SELECT NULL AS last_sequence, NULL AS start_after, NULL AS finished, NULL AS now, {columns};
 
 -- name: create_group_trigger
 -- The numbers are given by the writer, which has to know them; if another process has used
--- some since, nothing is written and the writer asks again.
+-- some since, nothing is written and the writer asks again. Only the first row of a group has
+-- last_sequence and finished; the last one may have fewer events than there is room for.
+-- {rows}: their numbers and columns, one row for each event.
 CREATE TEMP TRIGGER postbus_write_group INSTEAD OF INSERT ON postbus_group
 BEGIN
     SELECT RAISE(ABORT, 'sequence has moved')
     WHERE new.last_sequence <> coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
     INSERT INTO events (global_sequence, id, type, payload, status, metadata, created_at, updated_at)
-    SELECT new.last_sequence + 1 + key,
-        json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
-        coalesce(json_extract(value, '$[3]'), (SELECT status FROM postbus_unrouted)),
-        json_extract(value, '$[4]'), json_extract(value, '$[5]'), json_extract(value, '$[5]')
-    FROM json_each(new.new_events);
+    SELECT new.start_after + number, id, type, payload,
+        coalesce(status, (SELECT status FROM postbus_unrouted)),
+        metadata, created_at, created_at
+    FROM (WITH new_events (number, id, type, payload, status, metadata, created_at) AS (VALUES {rows})
+        SELECT * FROM new_events)
+    WHERE id IS NOT NULL;
     UPDATE events SET status = 'done', updated_at = new.now
     WHERE global_sequence IN (SELECT value FROM json_each(new.finished)) AND status = 'processing';
 END;
 
 -- name: write_group
-INSERT INTO postbus_group (last_sequence, new_events, finished, now) VALUES (?, ?, ?, ?);
+-- {rows}: placeholders, for each row of the group.
+INSERT INTO postbus_group VALUES {rows};
 
 -- name: create_single_view
 -- The same for one new event and at most one finished: what JSON costs is a fifth of such a commit.
