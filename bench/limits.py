@@ -28,7 +28,7 @@ LIMITS: Mapping[str, str] = {
     ),
     "PostgreSQL: 1 publisher ÷ raw, 1 connection": (
         "a time limit for the statement, one more index and wider rows on the server, and one "
-        "notification every 2 ms"
+        "notification every 4 ms"
     ),
     "PostgreSQL: catch-up by 100 ÷ raw read and decode": (
         "a checkpoint every 100 events is a round trip that redelivery of at most one batch does "

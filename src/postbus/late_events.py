@@ -22,8 +22,8 @@ class LateEvents(Sequence[Event]):
     def __init__(
         self, numbers: Sequence[GlobalSequence], types: Iterable[str], decode: Callable[[], list[Event]]
     ) -> None:
-        self._decode = decode
-        self._decoded: list[Event] | None = None
+        self._decode: Callable[[], list[Event]] | None = decode
+        self._decoded: list[Event] = []
         self.numbers = numbers
         """Where they are in the log."""
         self.types = set(types)
@@ -57,8 +57,9 @@ class LateEvents(Sequence[Event]):
 
     @property
     def _events(self) -> list[Event]:
-        if self._decoded is None:
-            self._decoded = self._decode()
+        if self._decode is not None:
+            # What they were decoded from goes at once.
+            self._decoded, self._decode = self._decode(), None
         return self._decoded
 
 

@@ -261,6 +261,8 @@ class LogMachine(RuleBasedStateMachine):
     ) -> None:
         """A subscriber writes something of everything, perhaps too late."""
         known = self._model.subscribers[subscriber_id]
+        # An event is buried, or its dead letter is retried.
+        retried = [each for each in retried if each[0] not in buried]
         present = [event_id for event_id in buried if event_id in self._model.log]
         events = [self._run(self._store.get(event_id)) for event_id in present]
         retries = [

@@ -229,6 +229,19 @@ class TestProbing:
 
         assert (state, gate.state) == ("half_open", "closed")
 
+    async def test_a_success_that_shows_how_many_failed_opens_it_as_any_outcome_does(
+        self, clock: ManualClock
+    ) -> None:
+        """Of too few outcomes nothing is concluded. What was let in before is no probe."""
+        gate = Gate(clock)
+        late = gate.try_enter()
+        opened = [gate.leave(gate.try_enter(), succeeded) for succeeded in (False, False, False, True)]
+        await clock.sleep(30)
+        probe = gate.try_enter()
+
+        assert opened == [False, False, False, True]
+        assert probe not in (0, late)
+
 
 class TestUnsubscribing:
     async def test_a_handler_that_was_unsubscribed_is_not_called_after_the_wait(self, bus: EventBus) -> None:

@@ -92,13 +92,15 @@ class TestBatchSize:
         assert await position_of(bus) == 5
         assert handler.payloads == [1, 2, 3, 4, 5]
 
+    @pytest.mark.parametrize("page_size", [100, 5, 3])
     async def test_it_is_written_at_every_fifth_during_catch_up_too(
-        self, database: Database, make_bus: MakeBus
+        self, database: Database, make_bus: MakeBus, page_size: int
     ) -> None:
-        """Never more than a batch is unwritten."""
+        """Never more than a batch is unwritten, also where it is written while the next page is read."""
         async with opened(database) as store:
             await store.append("s", [("a", number) for number in range(1, 24)])
-        bus = a_bus(make_bus, CheckpointMode.batched(5, AN_HOUR))
+        mode = CheckpointMode.batched(5, AN_HOUR)
+        bus = make_bus(config=ReliableDeliveryConfig(checkpoint_mode=mode, catch_up_batch_size=page_size))
         unwritten: list[int] = []
 
         @bus.on("*", id=ID)

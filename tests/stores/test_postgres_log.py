@@ -453,6 +453,40 @@ class TestForeignRows:
         assert (await store.log.read(position(1, (1, 1)), 10, None)).events == [expected]
         assert await store.log.read_stream("order-1", 1, None) == [expected] == [await store.get("a")]
 
+    async def test_a_version_without_a_stream_is_read_whatever_else_is_in_the_page(
+        self, store: PgEventStore, writer: Session
+    ) -> None:
+        """Such as an older table may have."""
+        await insert(writer, [1, 2])
+        await writer.execute("UPDATE events SET stream_version = 5 WHERE global_sequence = 1")
+        before = (await store.log.read(START, 10, None)).events
+        await writer.execute(
+            "UPDATE events SET stream_id = 's', stream_version = 1 WHERE global_sequence = 2"
+        )
+        after = (await store.log.read(START, 10, None)).events
+
+        assert [(each.stream_id, each.stream_version) for each in before] == [(None, 5), (None, None)]
+        assert [(each.stream_id, each.stream_version) for each in after] == [(None, 5), ("s", 1)]
+
+    @pytest.mark.parametrize("style", ["German", "SQL, DMY", "Postgres, MDY"])
+    async def test_moments_are_the_same_wherever_and_however_the_server_writes_them(
+        self, store: PgEventStore, writer: Session, postgres_dsn: str, style: str
+    ) -> None:
+        """In UTC, with as many digits as they have."""
+        moments = [NOON, NOON.replace(microsecond=0), NOON.replace(microsecond=100_000)]
+        for number, moment in enumerate(moments):
+            await writer.execute(
+                "INSERT INTO events (id, event_type, created_at) VALUES ($1, 'a', $2)", str(number), moment
+            )
+        name = await writer.fetchval("SELECT quote_ident(current_database())")
+        await writer.execute(f"ALTER DATABASE {name} SET TimeZone = 'Asia/Kolkata'")
+        await writer.execute(f"ALTER DATABASE {name} SET DateStyle = '{style}'")
+        async with open_log(postgres_dsn, ManualClock()) as elsewhere:
+            events = (await elsewhere.log.read(START, 10, None)).events
+
+        assert [event.created_at for event in events] == moments
+        assert all(event.created_at.tzinfo is UTC for event in events)
+
 
 class TestFacts:
     async def test_every_page_names_the_server(

@@ -139,15 +139,14 @@ class Attempts:
                 error = _describe_timeout(subscription)
             if call.is_abandoned:
                 raise AbandonedError
-        if error is None:
-            subscription.gate.leave(ticket, succeeded=True)
-            return None
-        _leave_in_failure(subscription, ticket)
-        return Failure(subscription.id, error, is_by_shutdown)
+        if subscription.gate.leave(ticket, error is None):
+            _warn_of_opening(subscription)
+        return None if error is None else Failure(subscription.id, error, is_by_shutdown)
 
     def _abandon(self, call: Call) -> None:
         """The handler took no notice of its cancellation: go on without it."""
-        _leave_in_failure(call.subscription, call.ticket)
+        if call.subscription.gate.leave(call.ticket, succeeded=False):
+            _warn_of_opening(call.subscription)
         error = f"{_describe_timeout(call.subscription)}, and goes on nevertheless"
         if self._on_abandoned is not None:
             self._on_abandoned(call.event, Failure(call.subscription.id, error))
@@ -164,14 +163,13 @@ class Attempts:
         return watchdog
 
 
-def _leave_in_failure(subscription: Subscription, ticket: int) -> None:
-    if subscription.gate.leave(ticket, succeeded=False):
-        logger.warning(
-            "handler of %s mostly fails: its circuit breaker is open, events wait for a probe in %g s",
-            subscription.pattern,
-            OPEN_SECONDS,
-            extra={"subscription_id": subscription.id},
-        )
+def _warn_of_opening(subscription: Subscription) -> None:
+    logger.warning(
+        "handler of %s mostly fails: its circuit breaker is open, events wait for a probe in %g s",
+        subscription.pattern,
+        OPEN_SECONDS,
+        extra={"subscription_id": subscription.id},
+    )
 
 
 def _describe_timeout(subscription: Subscription) -> str:

@@ -399,7 +399,7 @@ class CheckpointWriter:
         with contextlib.suppress(StoppedError):
             try:
                 await self.write()
-            except StoreError:
+            except Exception:
                 # Not ours any more, or closed: the subscriber itself has to meet it, in its own write.
                 self.want_now()
                 self._wake()

@@ -54,7 +54,7 @@ class Gate:
         breaker = self._breaker
         before = breaker.state
         breaker.record(succeeded, self._monotonic())
-        if succeeded and before is CircuitState.CLOSED:
+        if before is breaker.state is CircuitState.CLOSED:
             return False  # by far the most frequent case, in which nobody waits
         self._has_changed.set()
         has_opened = breaker.state is CircuitState.OPEN

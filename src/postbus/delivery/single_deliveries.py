@@ -52,7 +52,10 @@ class SingleDeliveries:
         return self._watch.is_watching
 
     async def deliver(self, events: Sequence[Event]) -> int:
-        """Until all are processed, or somebody wants the subscriber to pause or stop."""
+        """Until all are processed, or somebody wants the subscriber to pause or stop.
+
+        Before it is called again, the checkpoint has to be written if it is due.
+        """
         writer, watch, index, rested_at = self._writer, self._watch, 0, 0
         began_at = watch.now()
         while index < len(events):
@@ -72,7 +75,8 @@ class SingleDeliveries:
                     self._failures.put_off(sequence_of(events[index]))
                     return index
                 index += 1
-            if writer.is_due:
+            # What the last of them make due is for whoever reads on to write.
+            if writer.is_due and index < len(events):
                 await writer.write()
             if self._has_changed():
                 break

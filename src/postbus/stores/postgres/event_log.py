@@ -13,7 +13,7 @@ from postbus.ports import Clock, WantedEvents
 from postbus.stores.postgres.answers import Stored
 from postbus.stores.postgres.appending import Appending
 from postbus.stores.postgres.database import Database
-from postbus.stores.postgres.log_pages import LARGEST_NUMBER, LogPages
+from postbus.stores.postgres.log_pages import LARGEST_NUMBER, LogPages, decode_page
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.query_parts import fill_parts
 from postbus.stores.postgres.rows import can_be_stored, columns_from_rows, event_from_draft, event_from_row
@@ -114,7 +114,7 @@ class PgEventLog:
         first = min(from_version, LARGEST_NUMBER)
         last = LARGEST_NUMBER if to_version is None else min(to_version, LARGEST_NUMBER)
         rows = await self._database.fetch(self._queries["read_stream"], stream_id, first, last)
-        return columns_from_rows(rows).decode()
+        return list(await decode_page(columns_from_rows(rows)))
 
     async def get(self, event_id: str) -> Event:
         """The event with this id. EventNotFoundError."""

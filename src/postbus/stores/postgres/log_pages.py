@@ -69,6 +69,7 @@ class LogPages:
             raise
         facts, columns = _Facts(*row[:_FACT_COUNT]), columns_from_page(row[_FACT_COUNT:])
         self._head = facts.head
+        is_beyond = facts.head < after.head and after.head > await connection.fetchval(self._read_last_drawn)
         up_to, missing = _reach(facts, columns.numbers, after, is_whole=wanted is None)
         page = LogPage(
             await decode_page(columns),
@@ -76,16 +77,12 @@ class LogPages:
             missing,
             facts.server,
             is_cut=facts.is_cut,
-            is_beyond=await self._is_beyond(connection, after.head),
+            is_beyond=is_beyond,
             may_have_retries=facts.may_have_retries,
         )
         if facts.is_cut or 0 < facts.room <= len(columns.numbers):
             self._size.note_full()
         return page, facts.head
-
-    async def _is_beyond(self, connection: Connection, number: GlobalSequence) -> bool:
-        """Whether the log has never come to this number."""
-        return self._head < number and number > await connection.fetchval(self._read_last_drawn)
 
     async def _fetch(
         self, connection: Connection, after: LogPosition, limit: int, wanted: WantedEvents | None

@@ -23,9 +23,12 @@ def prepare_groups(connection: sqlite3.Connection) -> None:
     """Make the connection ready for write_group()."""
     numbers = range(1, _EVENTS_PER_ROW + 1)
     columns = [f"NULL AS {name}_{number}" for number in numbers for name in _COLUMNS]
-    rows = [f"({number}, {', '.join(f'new.{name}_{number}' for name in _COLUMNS)})" for number in numbers]
+    rows = [
+        f"SELECT {number} AS number, {', '.join(f'new.{name}_{number} AS {name}' for name in _COLUMNS)}"
+        for number in numbers
+    ]
     connection.execute(_QUERIES["create_group_view"].format(columns=", ".join(columns)))
-    connection.execute(_QUERIES["create_group_trigger"].format(rows=", ".join(rows)))
+    connection.execute(_QUERIES["create_group_trigger"].format(rows=" UNION ALL ".join(rows)))
 
 
 def write_group(

@@ -14,8 +14,8 @@ from postbus.stores.sqlite.rows import draft_to_row, to_json
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
-# More payload than this is written event by event: SQLite takes no text of more than a gigabyte,
-# and the text of a group is one more copy of all its payloads.
+# More payload than this is written event by event: what a statement is given is one more copy of it all,
+# and SQLite takes no text of more than a gigabyte.
 LARGEST_STATEMENT = 16 * 1024 * 1024
 # From so many events of one call on, several statements are quicker than one for all.
 LARGE_BATCH = 500

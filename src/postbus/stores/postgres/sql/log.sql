@@ -19,7 +19,7 @@ e.global_sequence, e.id, e.event_type, coalesce(e.data::text, 'null') AS data,
 array_agg(global_sequence), array_agg(id), array_agg(event_type), array_agg(data),
     json_agg(created_at AT TIME ZONE INTERVAL '0')::text,
     CASE WHEN count(stream_id) > 0 THEN array_agg(stream_id) END,
-    CASE WHEN count(stream_id) > 0 THEN array_agg(stream_version) END,
+    CASE WHEN count(stream_version) > 0 THEN array_agg(stream_version) END,
     CASE WHEN count(more) > 0 THEN array_agg(more) END;
 
 -- name: server

@@ -79,7 +79,7 @@ SELECT NULL AS last_sequence, NULL AS start_after, NULL AS finished, NULL AS now
 -- The numbers are given by the writer, which has to know them; if another process has used
 -- some since, nothing is written and the writer asks again. Only the first row of a group has
 -- last_sequence and finished; the last one may have fewer events than there is room for.
--- {rows}: their numbers and columns, one row for each event.
+-- {rows}: their numbers and columns, a SELECT for each event.
 CREATE TEMP TRIGGER postbus_write_group INSTEAD OF INSERT ON postbus_group
 BEGIN
     SELECT RAISE(ABORT, 'sequence has moved')
@@ -88,9 +88,7 @@ BEGIN
     SELECT new.start_after + number, id, type, payload,
         coalesce(status, (SELECT status FROM postbus_unrouted)),
         metadata, created_at, created_at
-    FROM (WITH new_events (number, id, type, payload, status, metadata, created_at) AS (VALUES {rows})
-        SELECT * FROM new_events)
-    WHERE id IS NOT NULL;
+    FROM ({rows}) WHERE id IS NOT NULL;
     UPDATE events SET status = 'done', updated_at = new.now
     WHERE global_sequence IN (SELECT value FROM json_each(new.finished)) AND status = 'processing';
 END;
@@ -100,7 +98,7 @@ END;
 INSERT INTO postbus_group VALUES {rows};
 
 -- name: create_single_view
--- The same for one new event and at most one finished: what JSON costs is a fifth of such a commit.
+-- The same for one new event and at most one finished, which need no room for others.
 CREATE TEMP VIEW postbus_single AS
 SELECT NULL AS last_sequence, NULL AS id, NULL AS type, NULL AS payload, NULL AS status, NULL AS metadata,
     NULL AS created_at, NULL AS finished, NULL AS now;
