@@ -27,6 +27,8 @@ _NOTHING_MORE = [None] * 7
 _decode = msgspec.json.Decoder().decode
 _decode_list = msgspec.json.Decoder(list[Any]).decode
 _decode_strings = msgspec.json.Decoder(dict[str, str]).decode
+_decode_numbers = msgspec.json.Decoder(list[int]).decode
+_decode_versions = msgspec.json.Decoder(list[int | None]).decode
 _decode_moments = msgspec.json.Decoder(list[datetime]).decode
 
 
@@ -81,17 +83,17 @@ def columns_from_page(row: Sequence[Any]) -> Columns:
     numbers, ids, types, payloads, moments, streams, versions, more = row
     if numbers is None:
         return NO_EVENTS
-    none = [None] * len(numbers)
+    none = [None] * len(ids)
     # As PostgreSQL writes moments without a time zone: they are in UTC.
     in_utc = moments[:-2].replace('",', 'Z",') + 'Z"]'
     return Columns(
-        numbers,
+        _decode_numbers(numbers),  # type: ignore[arg-type]
         ids,
         types,
         payloads,
         _decode_moments(in_utc),
         streams or none,
-        versions or none,
+        none if versions is None else _decode_versions(versions),
         more or none,
     )
 

@@ -15,11 +15,12 @@ e.global_sequence, e.id, e.event_type, coalesce(e.data::text, 'null') AS data,
 -- name: page_columns
 -- All events of a page in one row, each column a list: of these the driver makes a few objects instead of a
 -- record of every event. Moments come as JSON in UTC, because the driver takes longer for one of them than
--- for all the rest of an event.
-array_agg(global_sequence), array_agg(id), array_agg(event_type), array_agg(data),
+-- for all the rest of an event; numbers come as JSON, because a new connection has to ask the server for 20 ms
+-- how to read a list of them.
+json_agg(global_sequence)::text, array_agg(id), array_agg(event_type), array_agg(data),
     json_agg(created_at AT TIME ZONE INTERVAL '0')::text,
     CASE WHEN count(stream_id) > 0 THEN array_agg(stream_id) END,
-    CASE WHEN count(stream_version) > 0 THEN array_agg(stream_version) END,
+    CASE WHEN count(stream_version) > 0 THEN json_agg(stream_version)::text END,
     CASE WHEN count(more) > 0 THEN array_agg(more) END;
 
 -- name: server
