@@ -188,11 +188,11 @@ def test_every_watched_ratio_is_between_rows_of_a_quick_run(pair: Pair) -> None:
 
 
 def test_every_checked_ratio_is_recorded() -> None:
-    """In more rounds than a check takes, from which the spread can be told."""
+    """In enough rounds to tell the spread from."""
     recorded = read_recorded(RECORDED)
 
     assert [str(pair) for pair in CHECKED if pair not in recorded] == []
-    assert min(each.count for each in recorded.values()) > ROUND_COUNT
+    assert min(each.count for each in recorded.values()) >= 5
 
 
 def run_check(recorded: Path, files: Path, *only: str) -> "subprocess.CompletedProcess[str]":
