@@ -22,38 +22,35 @@ def make_reader(store: InMemoryStore) -> tuple[LogReader, Patience]:
     return reader, Patience("mail", clock, lambda: 0.0, lambda: None)
 
 
-async def test_those_who_ask_the_same_at_once_share_one_read() -> None:
-    store, count = InMemoryStore(), 0
-    await append(store, make_draft())
-    real = store.log.read
+def count_reads(store: InMemoryStore) -> list[LogPosition]:
+    """Where the log is read from now on, each read taking a turn of the event loop."""
+    reads, real = list[LogPosition](), store.log.read
 
-    async def read(*args: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
+    async def read(after: LogPosition, *args: Any, **options: Any) -> Any:
+        reads.append(after)
         await asyncio.sleep(0)
-        return await real(*args, **options)
+        return await real(after, *args, **options)
 
     store.log.read = read  # type: ignore[method-assign]
+    return reads
+
+
+async def test_those_who_ask_the_same_at_once_share_one_read() -> None:
+    store = InMemoryStore()
+    await append(store, make_draft())
+    reads = count_reads(store)
     reader, patience = make_reader(store)
     pages = await asyncio.gather(*[reader.read(BEGINNING, 10, None, patience) for _ in range(20)])
 
-    assert count == 1
+    assert len(reads) == 1
     assert [len(page.events) for page in pages] == [1] * 20
 
 
 async def test_those_who_ask_the_same_one_after_the_other_share_one_read() -> None:
     """Also whoever asks when the page is there and the others have not got it yet."""
-    store, count = InMemoryStore(), 0
+    store = InMemoryStore()
     await append(store, make_draft())
-    real = store.log.read
-
-    async def read(*args: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        await asyncio.sleep(0)
-        return await real(*args, **options)
-
-    store.log.read = read  # type: ignore[method-assign]
+    reads = count_reads(store)
     reader, patience = make_reader(store)
     asked = []
     # One more at each turn of the event loop.
@@ -62,7 +59,7 @@ async def test_those_who_ask_the_same_one_after_the_other_share_one_read() -> No
         await asyncio.sleep(0)
     pages = await asyncio.gather(*asked)
 
-    assert count == 1
+    assert len(reads) == 1
     assert [len(page.events) for page in pages] == [1] * 20
 
 
@@ -104,21 +101,14 @@ async def test_only_those_who_are_near_each_other_share_what_is_read(
     place_of_other: int | None, read_count: int
 ) -> None:
     """One who has not read yet may be anywhere. Who is alone there has nothing kept."""
-    store, count = InMemoryStore(), 0
+    store = InMemoryStore()
     await append(store, *[make_draft() for _ in range(20)])
     reader, patience = make_reader(store)
     if place_of_other is not None:
         other = Patience("stock", ManualClock(), lambda: 0.0, lambda: None)
         await reader.read(LogPosition(GlobalSequence(place_of_other)), 10, None, other, was_reached=False)
-    real = store.log.read
-
-    async def read(*args: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        return await real(*args, **options)
-
-    store.log.read = read  # type: ignore[method-assign]
+    reads = count_reads(store)
     pages = [await reader.read(BEGINNING, 10, None, patience) for _ in range(2)]
 
-    assert count == read_count
+    assert len(reads) == read_count
     assert pages[0].events == pages[1].events
