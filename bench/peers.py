@@ -5,6 +5,7 @@ None of those with a database shares a commit between producers, so one producer
 
 import asyncio
 import importlib
+import inspect
 import sqlite3
 import time
 from contextlib import closing
@@ -65,15 +66,17 @@ def run_persist_queue(folder: Path, effort: Effort, synchronous: str) -> Sample:
 def run_litequeue(folder: Path, effort: Effort, synchronous: str) -> Sample:
     """Put, pop, done."""
     queue = _load("litequeue", "litequeue").LiteQueue(str(folder / "litequeue.db"))
+    # Newer versions, which need Python 3.12, want to know which delivery is done.
+    is_fenced = "claim_id" in inspect.signature(queue.done).parameters
 
     def step() -> int:
         queue.put(msgspec.json.encode(PAYLOAD).decode())
         message = queue.pop()
         msgspec.json.decode(message.data)
-        queue.done(message.message_id)
+        queue.done(message.message_id, **({"claim_id": message.claim_id} if is_fenced else {}))
         return 1
 
-    with closing(queue.conn):
+    with closing(queue):
         connection = _set_level(queue.conn, synchronous)
         repetition = repeat(step, effort)
         [done_count] = connection.execute("SELECT count(*) FROM Queue WHERE status = 2").fetchone()

@@ -1,19 +1,19 @@
 """Settings and PostgreSQL servers shared by all tests; other fixtures live in the folder that uses them."""
 
 import asyncio
-import atexit
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.order import longest_first
 from tests.postgres.binaries import find, find_version, version_of
 from tests.postgres.databases import Databases
 from tests.postgres.existing import ExistingServer, Postgres
-from tests.postgres.folders import make_folder, remove_folder
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import Server
 
@@ -23,18 +23,32 @@ settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
-# A test run in the background inherits a SIGINT that is ignored, and so would every child that
-# a test wants to interrupt.
+# A test run in the background inherits a SIGINT that is ignored, under nohup a SIGHUP, and so would every
+# child that a test wants to interrupt. What is handled here is not ignored there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # Tests start processes by the thousand. Where these may not leave compiled modules beside the sources,
-# each of them would compile all modules again: the first one leaves them in a folder of this test run.
+# each of them would compile all modules again, and so would every worker of every test run.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    compiled = make_folder(in_memory=True)
-    atexit.register(remove_folder, compiled)
+    compiled = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(compiled)
     sys.dont_write_bytecode = False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers get the files with the longest tests first."""
+    if not hasattr(config, "workerinput"):
+        return
+    keys = longest_first((item.path, _allowed_seconds(config, item)) for item in items)
+    items.sort(key=lambda item: keys[item.path])
+
+
+def _allowed_seconds(config: pytest.Config, item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(config.getini("timeout") if marker is None else marker.args[0])
 
 
 # A shared server starts when the first test asks for it, one for each worker.

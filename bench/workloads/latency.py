@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextvars import Context
 from functools import partial
 from pathlib import Path
 from typing import TypeVarTuple
+from unittest.mock import patch
 
 from postbus import Event
+from postbus.doorbell import Doorbell
 from postbus.errors import StoreError
 from postbus.events import Draft, GlobalSequence
 from postbus.ops.bench.measuring import percentile
@@ -16,32 +17,28 @@ from postbus.ops.bench.model import Candidate, Column, Effort, RatioColumn, Samp
 from postbus.ops.bench.sqlite.publishers import bus_on, publish_for, settings_in_force, store_in
 from postbus.ops.bench.sqlite.raw import commit_each
 from postbus.ports import EventQueue, OnStored
+from postbus.stores.sqlite import store as sqlite_store
 
 Ts = TypeVarTuple("Ts")
 
 
-class HandOverLoop(asyncio.SelectorEventLoop):
-    """Knows when the thread called whose callback is running now."""
+class TimedDoorbell(Doorbell):
+    """Knows when the thread rang whose call is answered now."""
 
-    handed_over_at: float | None = None
+    rung_at: float | None = None
 
-    def call_soon_threadsafe(
-        self,
-        callback: Callable[[*Ts], object],
-        *args: *Ts,
-        context: Context | None = None,
-    ) -> asyncio.Handle:
+    def ring(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
         """As always, and the moment is kept while the callback runs."""
         moment = time.perf_counter()
 
-        def run() -> None:
-            self.handed_over_at = moment
+        def answer() -> None:
+            TimedDoorbell.rung_at = moment
             try:
                 callback(*args)
             finally:
-                self.handed_over_at = None
+                TimedDoorbell.rung_at = None
 
-        return super().call_soon_threadsafe(run, context=context)
+        super().ring(answer)
 
 
 class Stopwatch:
@@ -59,9 +56,7 @@ class Stopwatch:
 
     def stored(self, event_id: str) -> None:
         """The store says so, at this moment."""
-        loop = asyncio.get_running_loop()
-        committed_at = loop.handed_over_at if isinstance(loop, HandOverLoop) else None
-        self._stored_at[event_id] = (time.perf_counter(), committed_at)
+        self._stored_at[event_id] = (time.perf_counter(), TimedDoorbell.rung_at)
 
     async def enter(self, event: Event) -> None:
         """The handler."""
@@ -128,8 +123,8 @@ def run_postbus(publisher_count: int, folder: Path, effort: Effort) -> Sample:
         }
         return Sample(figures=figures, settings=settings)
 
-    with asyncio.Runner(loop_factory=HandOverLoop) as runner:
-        return runner.run(run())
+    with patch.object(sqlite_store, "Doorbell", TimedDoorbell):
+        return asyncio.run(run())
 
 
 WORKLOAD = Workload(

@@ -4,6 +4,7 @@ import asyncio
 import time
 from functools import partial
 
+from bench.pg import raw_fan_out
 from postbus import Event, EventBus
 from postbus.events import LogPage
 from postbus.ops.bench.measuring import EVENT_TYPE, PAYLOAD, log_figures, percentile
@@ -17,6 +18,7 @@ from postbus.pg import PgEventBus, PgEventStore
 
 _COUNT = 50_000
 _SUBSCRIBER_COUNTS = (1, 5, 20)
+_RAW_COUNTS = (1, 5)
 
 
 def run_catch_up(subscriber_count: int, dsn: str, _effort: Effort) -> Sample:
@@ -109,6 +111,15 @@ def _catch_up(count: int) -> Candidate:
     )
 
 
+def _raw(count: int) -> Candidate:
+    return on_postgres(
+        f"raw-{count}",
+        f"raw: the same for {count}, a page and its events shared by all, one UPDATE of all checkpoints",
+        partial(raw_fan_out.run, count, _COUNT),
+        prepare=partial(fill, count=_COUNT),
+    )
+
+
 def _at_head(count: int) -> Candidate:
     label = f"postbus: {count} subscriber{'s' if count > 1 else ''} at the head, one event after the other"
     return on_postgres(f"head-{count}", label, partial(run_at_head, count))
@@ -117,12 +128,19 @@ def _at_head(count: int) -> Candidate:
 WORKLOAD = Workload(
     name="pg-fan-out",
     title="PostgreSQL: several subscribers of one bus, handlers that do nothing, checkpoints of 100",
-    candidates=(*map(_catch_up, _SUBSCRIBER_COUNTS), *map(_at_head, _SUBSCRIBER_COUNTS)),
+    candidates=(
+        *map(_catch_up, _SUBSCRIBER_COUNTS),
+        *map(_raw, _RAW_COUNTS),
+        *map(_at_head, _SUBSCRIBER_COUNTS),
+    ),
     columns=(
         Column("deliveries", "deliveries/s", "/s"),
         Column("reads", "reads per event", ""),
         Column("p50", "publish → all had it, p50", "ms"),
     ),
-    ratios=(RatioColumn("deliveries", "÷ one subscriber", "postbus-1"),),
+    ratios=(
+        RatioColumn("deliveries", "÷ one subscriber", "postbus-1"),
+        RatioColumn("deliveries", "÷ raw, one", "raw-1"),
+    ),
     needs_postgres=True,
 )

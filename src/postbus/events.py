@@ -98,7 +98,7 @@ class NewEvent(msgspec.Struct, frozen=True):
     schema_version: int | None = None
 
 
-class Draft(msgspec.Struct, frozen=True):
+class Draft(msgspec.Struct, frozen=True, gc=False):
     """An event that was checked and encoded and is about to be stored."""
 
     id: str

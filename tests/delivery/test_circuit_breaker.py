@@ -201,9 +201,9 @@ class TestProbing:
         """To be cut off says nothing about the handler: whoever waits is the probe then."""
         gate = Gate(clock)
         for _ in range(4):
-            gate.leave(gate.try_enter(), False)
+            gate.leave(gate.try_enter(clock.monotonic()), False)
         await clock.sleep(30)
-        probe = gate.try_enter()
+        probe = gate.try_enter(clock.monotonic())
         waiting = start(gate.enter())
         await asyncio.sleep(0)
         was_in = waiting.done()
@@ -212,16 +212,16 @@ class TestProbing:
 
         assert probe
         assert not was_in
-        assert not gate.try_enter()
+        assert not gate.try_enter(clock.monotonic())
 
     async def test_an_attempt_that_began_before_the_opening_is_no_probe(self, clock: ManualClock) -> None:
         """Neither its success nor its being cut off says how the probe will end."""
         gate = Gate(clock)
-        late = gate.try_enter()
+        late = gate.try_enter(clock.monotonic())
         for _ in range(4):
-            gate.leave(gate.try_enter(), False)
+            gate.leave(gate.try_enter(clock.monotonic()), False)
         await clock.sleep(30)
-        probe = gate.try_enter()
+        probe = gate.try_enter(clock.monotonic())
         gate.leave(late, True)
         gate.abandon(late)
         state = gate.state
@@ -234,10 +234,13 @@ class TestProbing:
     ) -> None:
         """Of too few outcomes nothing is concluded. What was let in before is no probe."""
         gate = Gate(clock)
-        late = gate.try_enter()
-        opened = [gate.leave(gate.try_enter(), succeeded) for succeeded in (False, False, False, True)]
+        late = gate.try_enter(clock.monotonic())
+        opened = [
+            gate.leave(gate.try_enter(clock.monotonic()), succeeded)
+            for succeeded in (False, False, False, True)
+        ]
         await clock.sleep(30)
-        probe = gate.try_enter()
+        probe = gate.try_enter(clock.monotonic())
 
         assert opened == [False, False, False, True]
         assert probe not in (0, late)

@@ -1,13 +1,16 @@
 """A bus lives in one event loop."""
 
 import asyncio
+import contextvars
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from postbus import BusLoopError, Event, EventBus
-from tests.delivery.steps import FlakyHandler, statuses
+from postbus.stores.sqlite import SQLiteStore
+from tests.delivery.steps import FlakyHandler, soon, start, statuses
 
 TASK_FACTORIES = [None, *([asyncio.eager_task_factory] if hasattr(asyncio, "eager_task_factory") else [])]
 
@@ -31,6 +34,37 @@ def test_handlers_begin_in_order_also_where_tasks_begin_at_once(database: Path, 
     asyncio.run(main())
 
     assert begun == list(range(1000))
+
+
+def test_a_handler_that_cancels_its_task_leaves_nobody_waiting(database: Path) -> None:
+    """The task serves others as well: what it has not begun by then is for another one."""
+    store, begun, held = SQLiteStore(database), threading.Event(), threading.Event()
+    bus = EventBus(store)
+
+    @bus.on("order.*")
+    async def cancel(event: Event) -> None:
+        task = asyncio.current_task()
+        if event.payload == 3 and task is not None:
+            task.cancel()
+
+    def hold(_: object) -> None:
+        begun.set()
+        held.wait(10)
+
+    async def main() -> int:
+        async with bus:
+            # So that all of them come in one commit, and nobody after them.
+            holding = start(store.write(hold))
+            await asyncio.to_thread(begun.wait, 10)
+            publishing = start(asyncio.gather(*(bus.publish("order.placed", n) for n in range(400))))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            held.set()
+            await soon(holding)
+            return len(await soon(publishing))
+
+    # Only events of publishers without a context of their own share a task.
+    assert contextvars.Context().run(asyncio.run, main()) == 400
 
 
 def test_a_bus_can_be_made_before_there_is_a_loop(database: Path) -> None:

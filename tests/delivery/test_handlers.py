@@ -1,11 +1,15 @@
 """Handlers: async functions, plain functions in threads, and whatever else can be called."""
 
 import asyncio
+import contextlib
 import contextvars
 import functools
+import os
+import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +17,17 @@ from postbus import Event, EventBus, EventStatus, RetryPolicy
 from tests.delivery.steps import FlakyHandler, MakeBus, soon
 
 request_id = contextvars.ContextVar("request_id", default="none")
+
+
+async def _never_called(_: Event) -> None:
+    raise AssertionError
+
+
+class _Wrapped(functools.partial[object]):
+    """Looks async, as what it is made of is; what it returns is its own affair."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
+        return self.keywords["call"](*args)
 
 
 class TestPlainFunctions:
@@ -112,6 +127,95 @@ class TestPlainFunctions:
 
 
 class TestCoroutines:
+    async def test_it_can_wait_any_number_of_times_and_is_told_what_came(self, make_bus: MakeBus) -> None:
+        """With results and errors, in one task: a time limit of the handler's own holds as well."""
+        bus = make_bus()
+        story: list[object] = []
+
+        @bus.on("order.*")
+        async def wait_for_several(_: Event) -> None:
+            task = asyncio.current_task()
+            async with asyncio.timeout(10):
+                await asyncio.sleep(0)
+                story.append(await asyncio.to_thread(lambda: 7))
+                with pytest.raises(KeyError):
+                    await asyncio.to_thread(os.environ.__getitem__, "no such name")
+                story.append(asyncio.current_task() is task)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await asyncio.get_running_loop().create_future()
+
+        event = await bus.store.get(await soon(bus.publish("order.placed")))
+
+        assert (event.status, story) == (EventStatus.DONE, [7, True])
+
+    async def test_what_one_raises_before_and_after_it_has_waited_is_a_failure(
+        self, make_bus: MakeBus
+    ) -> None:
+        """An attempt ends like any other, whether it has come to wait or not."""
+        bus = make_bus(retry=RetryPolicy(max_retries=1, base_delay=0.0))
+
+        @bus.on("order.*")
+        async def fail(event: Event) -> None:
+            if event.retry_count:
+                await asyncio.sleep(0)
+            raise KeyError(event.retry_count)
+
+        event = await bus.store.get(await soon(bus.publish("order.placed")))
+
+        assert (event.status, event.errors) == (EventStatus.DLQ, ["KeyError: 0", "KeyError: 1"])
+
+    async def test_one_that_has_dealt_with_an_error_leaves_no_trace_of_it(self, make_bus: MakeBus) -> None:
+        """What it raises later has no cause that it had dealt with."""
+        bus = make_bus()
+        found: list[object] = []
+
+        @bus.on("order.*")
+        async def recover(_: Event) -> None:
+            with contextlib.suppress(KeyError):
+                await asyncio.to_thread(os.environ.__getitem__, "no such name")
+            found.append(sys.exc_info()[1])
+
+        await soon(bus.publish("order.placed"))
+
+        assert found == [None]
+
+    async def test_generator_exit_before_it_has_waited_is_a_failure(self, make_bus: MakeBus) -> None:
+        """Nobody closes a handler that has only just begun: it is the handler's own."""
+        bus = make_bus(retry=RetryPolicy(max_retries=0))
+
+        @bus.on("order.*")
+        async def close(_: Event) -> None:
+            raise GeneratorExit
+
+        event = await bus.store.get(await soon(bus.publish("order.placed")))
+
+        assert (event.status, event.errors) == (EventStatus.DLQ, ["GeneratorExit"])
+
+    async def test_one_whose_call_raises_stop_iteration_has_failed(self, make_bus: MakeBus) -> None:
+        """Only a coroutine returns that way; what is called to make one has no such excuse."""
+        bus = make_bus(retry=RetryPolicy(max_retries=0))
+
+        def exhaust(_: Event) -> None:
+            next(iter(()))
+
+        bus.subscribe("order.*", _Wrapped(_never_called, call=exhaust))
+        event = await bus.store.get(await soon(bus.publish("order.placed")))
+
+        assert (event.status, event.errors) == (EventStatus.DLQ, ["StopIteration"])
+
+    async def test_what_one_returns_need_not_be_a_coroutine(self, make_bus: MakeBus) -> None:
+        """Whatever can be awaited: a future, say."""
+        bus = make_bus()
+
+        def wait(_: Event) -> "asyncio.Future[str]":
+            return asyncio.ensure_future(asyncio.to_thread(lambda: "x"))
+
+        bus.subscribe("order.*", _Wrapped(_never_called, call=wait))
+        event = await bus.store.get(await soon(bus.publish("order.placed")))
+
+        assert event.status is EventStatus.DONE
+
     async def test_they_see_the_context_of_the_publisher(self, make_bus: MakeBus) -> None:
         """And change it for nobody else."""
         bus = make_bus()

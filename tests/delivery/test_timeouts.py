@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 
-from postbus import Event, EventStatus, RetryPolicy
+from postbus import Event, EventBus, EventStatus, RetryPolicy
 from postbus.testing import ManualClock
 from tests.delivery.steps import BlockingHandler, FlakyHandler, MakeBus, soon, start, until
 
@@ -55,6 +56,29 @@ class TestPerSubscription:
         event = await bus.store.get(await soon(publishing))
 
         assert (event.status, event.retry_count) == (EventStatus.DONE, 0)
+
+    async def test_what_a_handler_uses_up_before_it_waits_counts(self, database: Path) -> None:
+        """Here all of it: it is cut off as soon as it waits."""
+        time_used = 0.0
+
+        class Clock(ManualClock):
+            def monotonic(self) -> float:
+                return super().monotonic() + time_used
+
+        async with EventBus(
+            database, clock=Clock(), handler_timeout=10.0, retry=RetryPolicy(max_retries=0)
+        ) as bus:
+
+            @bus.on("order.*")
+            async def block(_: Event) -> None:
+                nonlocal time_used
+                time_used = 11.0
+                await asyncio.get_running_loop().create_future()
+
+            event = await bus.store.get(await soon(bus.publish("order.placed")))
+
+        assert event.status is EventStatus.DLQ
+        assert "longer than 10 s" in event.errors[0]
 
     async def test_a_plain_function_has_one_as_well(self, make_bus: MakeBus, manual: ManualClock) -> None:
         """Its thread can't be ended, its attempt can."""

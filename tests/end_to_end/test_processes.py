@@ -208,7 +208,7 @@ def test_a_forked_child_can_neither_use_nor_keep_what_it_inherited(
             end.touch()
             wait_until(lambda: is_gone(child), "the forked child is gone")
     uses = ("publish", "publish_many", "idle", "get", "list", "retry")
-    assert heard == [f"{use}: BusLoopError" for use in uses]
+    assert heard == [*(f"{use}: BusLoopError" for use in uses), "close: None"]
     check_nothing_lost(path, history, history.acknowledged())
     check_integrity(path)
 

@@ -2,16 +2,10 @@
 
 import asyncio
 import itertools
-import os
-import signal
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -23,7 +17,6 @@ from postbus.stores.postgres.store import PgEventStore
 from tests.gaps.steps import soon as soon
 
 ID = "mail"
-ROOT = Path(__file__).parents[2]
 
 
 class Handled(NamedTuple):
@@ -207,90 +200,3 @@ async def until_partitions(dsn: str, expected: int, within: float = 10.0) -> Non
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise AssertionError(f"there are {found} partitions and not {expected} after {within} s") from None
-
-
-class Process:
-    """An instance in a process of its own, which notes in a file what it begins and what it has done."""
-
-    def __init__(
-        self,
-        dsn: str,
-        folder: Path,
-        name: str,
-        partitions: int,
-        seconds: float = 0.002,
-        kind: str = "plain",
-        failover_timeout: float = 10.0,
-    ) -> None:
-        self._file = folder / f"{name}.history"
-        self.name = name
-        self._is_ending = False
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.partitions.child",
-                dsn,
-                str(self._file),
-                str(partitions),
-                str(seconds),
-                kind,
-                str(failover_timeout),
-            ],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-
-    @property
-    def done(self) -> list[tuple[float, Handled]]:
-        """When it has processed what."""
-        return [(at, handled) for what, at, handled in self._lines() if what == "done"]
-
-    def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        self._process.kill()
-        self._process.wait()
-
-    def stand_still(self) -> None:
-        """SIGSTOP, until go_on()."""
-        self._process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """SIGCONT."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def end(self) -> None:
-        """SIGTERM: it shuts its bus down. Idempotent."""
-        if not self._is_ending:
-            self._is_ending = True
-            self._process.send_signal(signal.SIGTERM)
-
-    def wait(self) -> None:
-        """Until it has ended in good order."""
-        assert self._process.wait(timeout=30) == 0
-
-    def _lines(self) -> Iterable[tuple[str, float, Handled]]:
-        with suppress(FileNotFoundError):
-            for line in self._file.read_text().splitlines():
-                words = line.split(" ")
-                # The last one may be cut short by a kill.
-                if len(words) == 5:
-                    what, at, stream, sequence, _ = words
-                    yield what, float(at), Handled(self.name, stream, int(sequence))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.kill()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-
-
-def all_done(*processes: Process) -> list[Handled]:
-    """What all of them have processed, in the order of time: they share a clock."""
-    done = sorted((each for process in processes for each in process.done), key=lambda each: each[0])
-    return [handled for _, handled in done]

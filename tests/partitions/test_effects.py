@@ -20,11 +20,11 @@ from postbus import (
 )
 from postbus.policy.partitions import part_of_event
 from tests.gaps.steps import writer
+from tests.partitions.processes import Process
 from tests.partitions.steps import (
     ID,
     Handled,
     History,
-    Process,
     check_once,
     check_order,
     look,

@@ -11,11 +11,10 @@ import pytest
 from postbus import Event, InstanceMode, PgEventBus, Projection, StateStore
 from postbus.policy.partitions import part_of
 from tests.gaps.steps import writer
+from tests.partitions.processes import Process, until_done
 from tests.partitions.steps import (
     ID,
     History,
-    Process,
-    all_done,
     check_once,
     check_order,
     look,
@@ -324,8 +323,7 @@ async def test_a_change_survives_whoever_makes_it(postgres_dsn: str, tmp_path: P
                 kills += 1
         last = stack.enter_context(Process(postgres_dsn, tmp_path, "last", 3, 0.0))
         processes.append(last)
-        await soon(lambda: {each.sequence for each in all_done(*processes)} >= set(expected), 60.0)
-        done = all_done(*processes)
+        done = await until_done(processes, expected)
 
     assert len(done) - len(expected) <= 8 * kills
     first_times: dict[int, Any] = {}

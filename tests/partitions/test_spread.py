@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from postbus import InstanceMode, PgEventBus
+from tests.partitions.processes import Process, all_done, until_done
 from tests.partitions.steps import (
     ID,
     History,
     Parts,
-    Process,
-    all_done,
     check_once,
     check_order,
     look,
@@ -200,7 +199,7 @@ async def test_order_is_kept_while_instances_come_and_go(postgres_dsn: str, tmp_
                 await soon(lambda process=process: bool(process.done), 20.0)  # type: ignore[misc]
                 if at % 2:
                     processes[at - 1].end()
-        await soon(lambda: {each.sequence for each in all_done(*processes)} >= set(expected), 60.0)
+        await until_done(processes, expected)
         for process in processes:
             process.end()
         for process in processes:

@@ -19,7 +19,7 @@ from tests.stores.postgres_steps import opened
 async def open_appending(target: Any, **options: Any) -> AsyncIterator[Appending]:
     """Appending to a database whose tables are made; what is announced does not matter."""
     async with opened(target, **options) as database:
-        appending = Appending(database, lambda _: None)
+        appending = Appending(database, lambda *_: None)
         try:
             yield appending
         finally:

@@ -163,16 +163,19 @@ class TestGroups:
         assert again == [Stored(None, None)]
 
     async def test_the_highest_number_is_announced_when_it_is_durable(self, postgres_dsn: str) -> None:
-        """Whoever is woken finds it."""
+        """Whoever is woken finds it; with the lowest of the same commit."""
         async with opened(postgres_dsn) as database, open_session(postgres_dsn) as session:
-            announced: list[int] = []
-            appending = Appending(database, announced.append)
+            announced: list[tuple[int, int]] = []
+            appending = Appending(database, lambda *numbers: announced.append(numbers))
             await appending.append([make_draft() for _ in range(3)])
             await appending.append([make_draft(id="once", is_idempotent=True)])
             await appending.append([make_draft(id="once", is_idempotent=True)])
+            given = [make_draft(id=f"given {number}", is_idempotent=True) for number in range(3)]
+            await appending.append(given)
 
-            assert announced == [3, 4]
-            assert await session.fetchval(COUNT) == 4
+            assert [last for last, _ in announced] == [3, 4, announced[-1][1] + 2]
+            assert [last - first for last, first in announced] == [2, 0, 2]
+            assert await session.fetchval(COUNT) == 7
 
     async def test_what_was_submitted_is_stored_although_its_caller_is_cancelled(
         self, appending: Appending, session: Session
@@ -263,7 +266,7 @@ class TestGroups:
     async def test_a_closed_database_refuses(self, postgres_dsn: str) -> None:
         """And says what to do."""
         async with opened(postgres_dsn) as database:
-            appending = Appending(database, lambda _: None)
+            appending = Appending(database, lambda *_: None)
         with pytest.raises(StoreClosedError, match="open"):
             await appending.append([make_draft()])
 

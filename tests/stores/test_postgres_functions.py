@@ -232,7 +232,7 @@ class TestPublish:
     ) -> None:
         """One waits for the other, so that versions rise with the numbers."""
         async with opened(dsn) as database:
-            appending = Appending(database, lambda _: None)
+            appending = Appending(database, lambda *_: None)
             transaction = session.transaction()
             await transaction.start()
             await session.execute("SELECT postbus.publish('a', stream_id => 's')")
@@ -303,7 +303,7 @@ class TestSafety:
     async def test_a_schema_may_have_any_name(self, postgres_dsn: str, schema: str) -> None:
         """It is never taken for a part of a statement."""
         async with opened(postgres_dsn, schema=schema) as database:
-            appending = Appending(database, lambda _: None)
+            appending = Appending(database, lambda *_: None)
             await appending.append([make_draft()])
             await appending.append([make_draft(), make_draft()])
             await appending.append([make_draft(stream_id="a", is_idempotent=True)])
@@ -321,9 +321,9 @@ class TestSafety:
         async with opened(postgres_dsn) as one, opened(postgres_dsn, schema="other") as other:
             draft = make_draft(id="x", stream_id="a", expected_version=0)
             async with one.transaction() as connection:
-                await Appending(one, lambda _: None).insert_within(connection, [draft])
+                await Appending(one, lambda *_: None).insert_within(connection, [draft])
                 async with asyncio.timeout(5):
-                    assert len(await Appending(other, lambda _: None).append([draft])) == 1
+                    assert len(await Appending(other, lambda *_: None).append([draft])) == 1
 
     async def test_names_of_the_caller_never_stand_in_for_ours(self, session: Session) -> None:
         """Whatever it has in its search_path, temporary tables and operators included."""
@@ -383,7 +383,7 @@ class TestSafety:
     async def test_a_plan_made_on_a_small_table_is_right_for_a_large_one(self, dsn: str) -> None:
         """Statistics come late: looking ids and versions up never reads the whole table."""
         async with opened(dsn, pool_size=2) as database, open_session(dsn) as session:
-            appending = Appending(database, lambda _: None)
+            appending = Appending(database, lambda *_: None)
             for number in range(20):
                 await appending.append([make_draft(id=f"{number}", stream_id="a", is_idempotent=True)])
                 await session.execute("ANALYZE postbus.events")

@@ -421,6 +421,31 @@ class TestForeignRows:
 
         assert [event.payload for event in (await store.log.read(START, 10, None)).events] == [None, None]
 
+    @pytest.mark.parametrize("wanted", [None, TypeFilter(["a", "b"])], ids=["all", "of some types"])
+    @pytest.mark.parametrize("limit", [2, 10])
+    async def test_each_event_has_what_is_its_own(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None, limit: int
+    ) -> None:
+        """Also where only some are in streams, have metadata, or a version without a stream."""
+        await writer.execute(
+            """INSERT INTO events (id, event_type, data, created_at, stream_id, stream_version, metadata)
+            VALUES ('1', 'a', '"\\u001e"', now(), NULL, NULL, NULL),
+            ('2', 'b', '[1,\n2]', now(), 's', 7, NULL),
+            ('3', 'a', NULL, now(), NULL, NULL, '{"k":"v"}'), ('4', 'b', '{}', now(), 't', NULL, '{"k":"w"}'),
+            ('5', 'a', '5', now(), NULL, 9, NULL), ('6', 'b', '6', now(), NULL, NULL, NULL)"""
+        )
+        expected = [await store.log.get(str(n)) for n in range(1, 7)]
+        read, after = list[Event](), START
+        while events := (await store.log.read(after, limit, wanted)).events:
+            read += events
+            after = position(read[-1].global_sequence or 0)
+
+        assert read == expected
+        assert [(event.payload, event.stream_id, event.stream_version) for event in read] == [
+            ("\x1e", None, None), ([1, 2], "s", 7), (None, None, None), ({}, "t", None), (5, None, 9),
+            (6, None, None),
+        ]  # fmt: skip
+
     async def test_metadata_that_are_not_strings_are_shown_as_they_are(
         self, store: PgEventStore, writer: Session
     ) -> None:

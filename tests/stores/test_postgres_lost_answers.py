@@ -156,7 +156,7 @@ async def test_a_store_that_is_closed_before_the_answer_is_found_says_that_nobod
     """It was sent: to say that the store was closed would be half the truth."""
     async with opened(postgres_proxy.through(postgres_dsn)) as database:
         executed = postgres_proxy.cut_before_answer_of(b"INSERT INTO")
-        call = asyncio.create_task(Appending(database, lambda _: None).append([make_draft()]))
+        call = asyncio.create_task(Appending(database, lambda *_: None).append([make_draft()]))
         await executed.wait()
         # Whoever tries to connect waits.
         postgres_proxy.swallow()

@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from postbus.errors import DuplicateEventIdError, WrongExpectedVersionError
-from postbus.events import Draft, Event, GlobalSequence, NewEvent, Progress
+from postbus.errors import DuplicateEventIdError, StoreError, WrongExpectedVersionError
+from postbus.events import Draft, Event, EventStatus, GlobalSequence, NewEvent, Progress
 from postbus.stores.sqlite import SQLiteStore
 from tests.contracts.steps import BEGINNING, MAIL, add, append, make_draft
 
@@ -164,8 +165,75 @@ async def test_a_group_goes_on_after_the_numbers_of_another_process(
         later = await add(store, *[make_draft(id=f"later-{n}") for n in range(count)])
 
         assert later == [number + count + 1 for number in range(1, count + 1)]
+        await store.writer.flush()
         statuses = [event.status for event in await other.read_all(limit=100)]
         assert statuses == ["done"] * count + ["done"] + ["processing"] * count
+
+
+async def test_finished_events_are_marked_done_while_publishers_keep_the_writer_busy(
+    store: SQLiteStore, tmp_path: Path
+) -> None:
+    """They wait for a commit of their own, but not until nobody publishes any more."""
+    (number,) = await add(store, make_draft(id="first"))
+    store.queue.finish(GlobalSequence(number or 0))
+    is_done, ended = False, asyncio.Event()
+
+    def publish_again(*_: object) -> None:
+        if is_done:
+            ended.set()
+        else:
+            # At once, so that there is no moment at which nothing is to be written.
+            store.queue.add((make_draft(),), publish_again)
+
+    publish_again()
+    async with SQLiteStore(tmp_path / "events.db") as other, asyncio.timeout(30):
+        while not is_done:
+            is_done = (await other.get("first")).status is EventStatus.DONE
+        await ended.wait()
+
+
+async def test_a_commit_that_fails_has_given_out_no_number(store: SQLiteStore, tmp_path: Path) -> None:
+    """Whatever is committed after it: a subscriber that begins now would miss what comes under it."""
+    for statement in (
+        "CREATE TABLE parents (id INTEGER PRIMARY KEY)",
+        "CREATE TABLE children (parent REFERENCES parents DEFERRABLE INITIALLY DEFERRED)",
+        "CREATE TRIGGER spoil_commit AFTER INSERT ON events WHEN new.type = 'spoiled' "
+        "BEGIN INSERT INTO children VALUES (1); END",
+    ):
+        await store.write(lambda connection, statement=statement: connection.execute(statement))  # type: ignore[misc]
+    assert store._commit is not None
+    store._commit.connection.execute("PRAGMA foreign_keys = ON")
+    (number,) = await add(store, make_draft(id="first"))
+    while time.monotonic() - store.writer._finished_at < 0.02:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    # So that it is marked right after what comes next, and alone.
+    store.queue.finish(GlobalSequence(number or 0))
+    with pytest.raises(StoreError):
+        await add(store, make_draft("spoiled", stream_id="s"))
+    async with SQLiteStore(tmp_path / "events.db") as other, asyncio.timeout(30):
+        while (await other.get("first")).status is not EventStatus.DONE:
+            pass
+
+    assert (store.known_head, await store.head()) == (1, 1)
+
+
+async def test_an_event_that_a_trigger_ignores_is_refused(store: SQLiteStore) -> None:
+    """Somebody's own trigger on our table: nobody is told that an event was stored which was not."""
+    await store.write(
+        lambda connection: connection.execute(
+            "CREATE TRIGGER ignore_it BEFORE INSERT ON events WHEN new.type = 'ignored' "
+            "BEGIN SELECT RAISE(IGNORE); END"
+        )
+    )
+    with pytest.raises(StoreError, match="nothing was stored"):
+        await add(store, make_draft("ignored"))
+
+    assert await store.head() == 0
+
+
+async def test_nothing_is_stored_of_nothing(store: SQLiteStore) -> None:
+    """An empty call shares a commit like any other."""
+    assert await in_one_group(store, add(store), add(store, make_draft())) == [[], [1]]
 
 
 async def test_payloads_that_do_not_fit_into_one_statement_are_stored_all_the_same(

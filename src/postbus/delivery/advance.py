@@ -62,10 +62,17 @@ class Advance:
             self.contiguous = self._state.contiguous
 
     def take_all(self, events: Sequence[Event]) -> None:
-        """These events of the page were processed."""
-        # Without gaps only the last one counts.
-        for event in events[-1:] if self._state is None else events:
-            self.take(sequence_of(event))
+        """These events of the page were processed, one after the other."""
+        if not events:
+            return
+        if self._state is not None:
+            # What fills gaps comes first, each for itself; of what is beyond the head the last one tells all.
+            head = self._state.head
+            for event in events:
+                if sequence_of(event) > head:
+                    break
+                self.take(sequence_of(event))
+        self.take(sequence_of(events[-1]))
 
     def pass_over(self, sequences: Sequence[GlobalSequence]) -> None:
         """These numbers have turned up in open gaps and are not wanted."""

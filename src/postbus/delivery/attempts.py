@@ -4,10 +4,12 @@ import asyncio
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any
 
+from postbus.delivery.begun import Begun
 from postbus.delivery.gate import Gate
 from postbus.delivery.handler_threads import HandlerThreads
 from postbus.delivery.subscriptions import Route, Subscription
@@ -51,6 +53,32 @@ class Attempts:
         """Call this for an event whose handler will not end although it was cancelled."""
         self._on_abandoned = go_on
 
+    def begin(self, event: Event, route: Route) -> "Failure | Coroutine[Any, Any, Failure | None] | None":
+        """The attempt as far as it comes without waiting, within a task: how it ended, or what is left of it.
+
+        Most handlers are alone and quick, and a coroutine around each of them costs more than they do.
+        """
+        subscription = route.lone
+        if subscription is None or subscription.gate.is_retired or not subscription.gate.free_ticket:
+            return self.run(event, route)
+        began_at, ticket = self._clock.monotonic(), subscription.gate.free_ticket
+        handling: Any = None
+        try:
+            handling = subscription.handler(subscription.delivered.of(event))
+            if type(handling) is not CoroutineType:
+                return self._see_through(subscription, event, ticket, began_at, handling)
+            waits_for = handling.send(None)
+        except StopIteration as raised:
+            # From a coroutine this is how it returns, and nothing else.
+            return self._end(subscription, ticket, raised if handling is None else None)
+        except (SystemExit, KeyboardInterrupt):
+            subscription.gate.abandon(ticket)
+            raise
+        except BaseException as raised:
+            # CancelledError and GeneratorExit are the handler's own: those of others come to what waits.
+            return self._end(subscription, ticket, raised)
+        return self._see_through(subscription, event, ticket, began_at, Begun(handling, waits_for))
+
     async def run(self, event: Event, route: Route) -> Failure | None:
         """Call every handler; stop at the first that fails.
 
@@ -61,7 +89,7 @@ class Attempts:
         for subscription in route.subscriptions:
             if subscription.gate.is_retired:
                 continue
-            ticket = subscription.gate.try_enter()
+            ticket = subscription.gate.try_enter(self._clock.monotonic())
             if not ticket:
                 waiting.append(subscription)
             elif (failure := await self._call(subscription, event, ticket)) is not None:
@@ -113,43 +141,61 @@ class Attempts:
             self._threads.places.release()
 
     async def _call_now(self, subscription: Subscription, event: Event, ticket: int) -> Failure | None:
+        handling = _call_async if subscription.is_async else self._call_in_thread
+        return await self._see_through(
+            subscription, event, ticket, self._clock.monotonic(), handling(subscription, event)
+        )
+
+    async def _see_through(
+        self,
+        subscription: Subscription,
+        event: Event,
+        ticket: int,
+        began_at: float,
+        handling: Awaitable[object],
+    ) -> Failure | None:
+        """Wait for the handler, but not for longer than it may take."""
         watchdog = self._watchdogs.get(subscription.timeout) or self._new_watchdog(subscription.timeout)
-        call = watchdog.begin(subscription, event, ticket)
-        error: str | None = None
-        is_by_shutdown = False
+        call = watchdog.begin(subscription, event, ticket, began_at)
+        error: BaseException | None = None
         try:
-            if subscription.is_async:
-                await subscription.handler(subscription.delivered.of(event))  # type: ignore[misc]
-            else:
-                await self._call_in_thread(subscription, event)
+            await handling
         except asyncio.CancelledError as raised:
             if not call.ended_by_timeout() and call.is_task_cancelled():
                 subscription.gate.abandon(ticket)
                 raise
-            error = describe_error(raised)
+            error = raised
         except (SystemExit, KeyboardInterrupt, GeneratorExit):
+            subscription.gate.abandon(ticket)
             raise
         except BaseException as raised:
-            error = describe_error(raised)
-            is_by_shutdown = self._is_stopping and isinstance(raised, EventBusShutdownError)
+            error = raised
         finally:
             watchdog.end(call)
         if call.is_late:
             if call.ended_by_timeout():
-                error = _describe_timeout(subscription)
+                error = _timeout_error(subscription)
             if call.is_abandoned:
                 raise AbandonedError
+        return self._end(subscription, ticket, error)
+
+    def _end(self, subscription: Subscription, ticket: int, error: BaseException | None) -> Failure | None:
+        """The handler has returned, or raised."""
         if subscription.gate.leave(ticket, error is None):
             _warn_of_opening(subscription)
-        return None if error is None else Failure(subscription.id, error, is_by_shutdown)
+        if error is None:
+            return None
+        is_by_shutdown = self._is_stopping and isinstance(error, EventBusShutdownError)
+        return Failure(subscription.id, describe_error(error), is_by_shutdown)
 
     def _abandon(self, call: Call) -> None:
         """The handler took no notice of its cancellation: go on without it."""
         if call.subscription.gate.leave(call.ticket, succeeded=False):
             _warn_of_opening(call.subscription)
-        error = f"{_describe_timeout(call.subscription)}, and goes on nevertheless"
+        error = describe_error(_timeout_error(call.subscription))
         if self._on_abandoned is not None:
-            self._on_abandoned(call.event, Failure(call.subscription.id, error))
+            story = f"{error}, and goes on nevertheless"
+            self._on_abandoned(call.event, Failure(call.subscription.id, story))
 
     async def _call_in_thread(self, subscription: Subscription, event: Event) -> None:
         argument = subscription.delivered.of(event)
@@ -172,8 +218,12 @@ def _warn_of_opening(subscription: Subscription) -> None:
     )
 
 
-def _describe_timeout(subscription: Subscription) -> str:
-    return f"TimeoutError: handler took longer than {subscription.timeout:g} s and was cancelled"
+async def _call_async(subscription: Subscription, event: Event) -> None:
+    await subscription.handler(subscription.delivered.of(event))  # type: ignore[misc]
+
+
+def _timeout_error(subscription: Subscription) -> TimeoutError:
+    return TimeoutError(f"handler took longer than {subscription.timeout:g} s and was cancelled")
 
 
 def describe_error(error: BaseException) -> str:

@@ -53,7 +53,7 @@ class CatchUp:
         reading = self._writer.state
         if self._last is not None and reading.head >= self._last and not reading.is_waiting_for_gap:
             return 0
-        page = await self._read(reading, limit)
+        page, before_it = await self._read(reading, limit), None
         while True:
             before = reading.head
             _note_read(reading, page)
@@ -65,13 +65,15 @@ class CatchUp:
                 if following is not None:
                     # Handlers that never wait would let it begin no sooner than they have ended.
                     await asyncio.sleep(0)
+                # Not before: so many events take their time to go, and the store need not wait for that.
+                del before_it
                 delivered = await self._deliver(page)
                 count += delivered
                 # A page that was broken off is read again from there: asking whether to go on a second
                 # time could get another answer, and the rest of the page would be passed over.
                 if following is None or delivered < len(page.events):
                     return count
-                page = await following
+                page, before_it = await following, page
             finally:
                 if following is not None:
                     await _put_away(following)

@@ -1,8 +1,8 @@
 """Tasks that carry deliveries, each one after another for as long as no handler makes it wait.
 
 A task for every event costs as much as everything else that a quick handler needs.
-A courier goes on to the next delivery at once, and before it begins one it sees to it that
-another courier takes over should this delivery have to wait: nobody queues behind a slow handler.
+A courier goes on to the next delivery at once, and when one has to wait it sees to it that
+another courier takes over: nobody queues behind a slow handler.
 """
 
 import asyncio
@@ -26,8 +26,11 @@ _MOST_AT_A_STRETCH = 128
 class Delivery(Protocol):
     """Something to be carried."""
 
-    def run(self) -> "Coroutine[Any, Any, Delivery | None]":
-        """Do it; what is left to do then, to be carried by the same courier."""
+    def run(self) -> "Coroutine[Any, Any, Delivery | None] | None":
+        """Do it as far as it comes without waiting, within a task; None: that was all.
+
+        What is left of it is awaited at once, and returns what is left to do then, if anything.
+        """
         ...
 
 
@@ -57,6 +60,8 @@ class Couriers:
 
     async def cancel_all(self) -> None:
         """Cut off everything; a handler that will not be cancelled is left behind after a second."""
+        # What has not begun is left to whoever gave it.
+        self._waiting.clear()
         # Not the current one: a handler may be the one who shuts the bus down.
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
@@ -96,6 +101,12 @@ class Couriers:
                 call = PromptFuture(loop=loop)
                 self._idle.append(call)
                 await call
+        except BaseException as error:
+            # It is cut off, or a handler has ended it: what it has not begun is for another one, unless the
+            # event loop is gone.
+            if self._waiting and not self._is_one_coming and not isinstance(error, GeneratorExit):
+                self._call_one()
+            raise
         finally:
             self._tasks.discard(asyncio.current_task())
 
@@ -108,11 +119,11 @@ class Couriers:
                 continue
             carried += 1
             delivery = self._waiting.popleft()
-            if self._waiting and not self._is_one_coming:
-                self._call_one()
             try:
-                rest = await delivery.run()
+                rest = delivery.run()
                 if rest is not None:
+                    if self._waiting and not self._is_one_coming:
+                        self._call_one()
                     await _see_through(rest)
             except Exception as error:
                 _report(error)
@@ -122,17 +133,19 @@ class Couriers:
 
     async def _carry_one(self, delivery: Delivery) -> None:
         try:
-            await _see_through(delivery)
+            rest = delivery.run()
+            if rest is not None:
+                await _see_through(rest)
         except Exception as error:
             _report(error)
         finally:
             self._tasks.discard(asyncio.current_task())
 
 
-async def _see_through(delivery: Delivery) -> None:
-    rest: Delivery | None = delivery
-    while rest is not None:
-        rest = await rest.run()
+async def _see_through(rest: "Coroutine[Any, Any, Delivery | None]") -> None:
+    delivery = await rest
+    while delivery is not None and (further := delivery.run()) is not None:
+        delivery = await further
 
 
 def _report(error: Exception) -> None:

@@ -89,8 +89,29 @@ class Dispatcher:
                 self._settle(sequence)
         return len(left)
 
+    def begin(self, event: Event) -> "Coroutine[Any, Any, Retry | None] | None":
+        """One attempt as far as it comes without waiting, within a task; None: the event is done.
+
+        What is left of it is to be awaited at once. It returns what is left to do after the attempt.
+        """
+        if event.retry_count or type(event.payload) is UndecodablePayload:
+            return self._attempt_carefully(event)
+        route = self._subscriptions.route(event.type)
+        outcome = self._attempts.begin(event, route)
+        if outcome is None:
+            self._succeed(event)
+            return None
+        if isinstance(outcome, Failure):
+            return self._fail(event, route, outcome)
+        return self._see_through(event, route, outcome)
+
     async def attempt(self, event: Event) -> "Retry | None":
         """One attempt; what is left to do, or None when the event is settled."""
+        rest = self.begin(event)
+        return None if rest is None else await rest
+
+    async def _attempt_carefully(self, event: Event) -> "Retry | None":
+        """An attempt that is not the first, or that no handler can get."""
         route = self._subscriptions.route(event.type)
         if event.retry_count and route.subscriptions and is_exhausted(route.retry, event.retry_count):
             # Its attempts ended with their processes: no failure is left to be seen here.
@@ -99,19 +120,27 @@ class Dispatcher:
         if type(event.payload) is UndecodablePayload:
             await self._bury_undecodable(event, event.payload)
             return None
-        counters = self.counters.of(event.type)
         if event.retry_count:
-            counters.retry_count += 1
-        failure = await self._attempts.run(event, route)
+            self.counters.of(event.type).retry_count += 1
+        return await self._see_through(event, route, self._attempts.run(event, route))
+
+    async def _see_through(
+        self, event: Event, route: Route, attempt: "Coroutine[Any, Any, Failure | None]"
+    ) -> "Retry | None":
+        failure = await attempt
         if failure is not None:
             return await self._fail(event, route, failure)
+        self._succeed(event)
+        return None
+
+    def _succeed(self, event: Event) -> None:
+        counters = self.counters.of(event.type)
         counters.event_count += 1
         if event.retry_count:
             counters.success_after_retry_count += 1
-        sequence = _sequence(event)
+        sequence: GlobalSequence = event.global_sequence  # type: ignore[assignment]
         self._queue.finish(sequence)
         self._settle(sequence)
-        return None
 
     async def retry(self, event: Event, delay: float) -> "Retry | None":
         """Wait out the back-off, then one more attempt."""

@@ -17,6 +17,8 @@ class Gate:
         self._has_changed = asyncio.Event()
         # A new one with every opening: only a probe has the ticket of a breaker that is not closed.
         self._ticket = 1
+        self.free_ticket = 1
+        """The ticket while everybody is let in; 0 while somebody may have to wait."""
         self.is_retired = False
         self._is_stopping = False
 
@@ -35,31 +37,30 @@ class Gate:
         self._is_stopping = True
         self._has_changed.set()
 
-    def try_enter(self) -> int:
+    def try_enter(self, now: float) -> int:
         """A ticket, if an attempt may begin now, with which it must leave() or abandon(); else 0."""
-        return self._ticket if self._breaker.try_enter(self._monotonic()) else 0
+        return self.free_ticket or (self._ticket if self._breaker.try_enter(now) else 0)
 
     async def enter(self) -> int:
         """Wait until an attempt may begin; 0 if the subscription has gone or the bus shuts down."""
         while not self.is_retired and not self._is_stopping:
-            if ticket := self.try_enter():
+            now = self._monotonic()
+            if ticket := self.try_enter(now):
                 return ticket
-            await self._wait(self._breaker.seconds_until_probe(self._monotonic()))
+            await self._wait(self._breaker.seconds_until_probe(now))
         return 0
 
     def leave(self, ticket: int, succeeded: bool) -> bool:
         """The attempt that was let in has ended; whether this has opened the circuit breaker."""
         if ticket != self._ticket:
             return False  # it began before the breaker opened, and is no probe
-        breaker = self._breaker
-        before = breaker.state
-        breaker.record(succeeded, self._monotonic())
-        if before is breaker.state is CircuitState.CLOSED:
-            return False  # by far the most frequent case, in which nobody waits
+        if not self._breaker.record(succeeded, self._monotonic()):
+            return False
         self._has_changed.set()
-        has_opened = breaker.state is CircuitState.OPEN
+        has_opened = self._breaker.state is CircuitState.OPEN
         if has_opened:
             self._ticket += 1
+        self.free_ticket = 0 if has_opened else self._ticket
         return has_opened
 
     def abandon(self, ticket: int) -> None:

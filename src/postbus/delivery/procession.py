@@ -43,7 +43,8 @@ class Procession:
             self._attempted = event = self._events[self._begun_count]
             self._begun_count += 1
             try:
-                retry = await self._dispatcher.attempt(event)
+                rest = self._dispatcher.begin(event)
+                retry = None if rest is None else await rest
             except AbandonedError:
                 raise
             except Exception:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import itertools
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -47,21 +48,19 @@ class Publication:
         error: StoreError | None,
     ) -> None:
         """Called in the event loop when the drafts are durable, or can't be."""
-        for index, sequence in enumerate(sequences):
-            draft = self.drafts[index]
+        for draft, sequence, version in zip(
+            self.drafts, sequences, stream_versions or itertools.repeat(None), strict=False
+        ):
             if sequence is not None and draft.status is _PROCESSING:
-                event = _event_from_draft(draft, sequence)
-                if draft.stream_id is not None:
-                    event = msgspec.structs.replace(event, stream_version=stream_versions[index])
-                self.events.append(event)
+                self.events.append(_event_from_draft(draft, sequence, version))
                 if draft.is_idempotent:
                     self.given_ids.append(draft.id)
         self.unsettled_count = len(self.events)
         self._publisher.go_on(self, error)
 
-    def run(self) -> Coroutine[Any, Any, Retry | None]:
+    def run(self) -> Coroutine[Any, Any, Retry | None] | None:
         """Carried by a courier."""
-        return self._publisher.dispatcher.attempt(self.events[0])
+        return self._publisher.dispatcher.begin(self.events[0])
 
     def on_attempted(self, _: Event, /) -> None:
         """The publisher waits for the last attempt, not for the first."""
@@ -185,7 +184,7 @@ class Publisher:
         publication.finish()
 
 
-def _event_from_draft(draft: Draft, sequence: int) -> Event:
+def _event_from_draft(draft: Draft, sequence: int, version: int | None) -> Event:
     return Event(
         id=draft.id,
         type=draft.type,
@@ -194,6 +193,7 @@ def _event_from_draft(draft: Draft, sequence: int) -> Event:
         status=_PROCESSING,
         metadata=draft.metadata,
         stream_id=draft.stream_id,
+        stream_version=version,
         global_sequence=GlobalSequence(sequence),
         actor_id=draft.actor_id,
         correlation_id=draft.correlation_id,

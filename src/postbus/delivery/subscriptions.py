@@ -46,6 +46,8 @@ class Route:
 
     subscriptions: tuple[Subscription, ...]
     retry: RetryPolicy
+    lone: Subscription | None = None
+    """The only handler, if there is no other and it is async: most types have just that."""
 
 
 class Subscriptions:
@@ -83,7 +85,8 @@ class Subscriptions:
 
     def _find_route(self, event_type: str) -> Route:
         found = tuple(s for s in self._by_id.values() if matches(s.pattern, event_type))
-        route = Route(found, most_permissive([s.retry for s in found]) if found else self._retry)
+        retry = most_permissive([s.retry for s in found]) if found else self._retry
+        route = Route(found, retry, found[0] if len(found) == 1 and found[0].is_async else None)
         if len(self._routes) >= _MOST_ROUTES:
             self._routes = {}
         self._routes[event_type] = route

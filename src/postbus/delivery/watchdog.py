@@ -69,15 +69,15 @@ class Watchdog:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sleeper: asyncio.Task[None] | None = None
 
-    def begin(self, subscription: Subscription, event: Event, ticket: int) -> Call:
-        """Watch what the current task does from now on, until end()."""
+    def begin(self, subscription: Subscription, event: Event, ticket: int, began_at: float) -> Call:
+        """Watch what the current task does, and has done since just now, until end()."""
         if self._sleeper is None:
             self._loop = asyncio.get_running_loop()
             self._sleeper = self._loop.create_task(self._watch(), name="postbus watchdog")
         # With the loop given it need not be looked up, which is slow and happens for every event.
         task = asyncio.current_task(self._loop)
         assert task is not None, "handlers run in tasks"
-        call = Call(task, self._clock.monotonic() + self._timeout, subscription, event, ticket)
+        call = Call(task, began_at + self._timeout, subscription, event, ticket)
         self._calls[call] = None
         self._has_begun = True
         return call

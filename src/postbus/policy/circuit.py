@@ -38,11 +38,12 @@ class CircuitBreaker:
     Moments are float seconds of one monotonic clock.
 
     >>> breaker = CircuitBreaker()
-    >>> for _ in range(4):
-    ...     breaker.record(False, now=100.0)
+    >>> [breaker.record(False, now=100.0) for _ in range(4)]
+    [False, False, False, True]
     >>> breaker.try_enter(now=129.9), breaker.try_enter(now=130.0), breaker.try_enter(now=130.0)
     (False, True, False)
     >>> breaker.record(True, now=131.0)
+    True
     >>> str(breaker.state)
     'closed'
     """
@@ -66,11 +67,10 @@ class CircuitBreaker:
         self._state = _HALF_OPEN
         return True
 
-    def record(self, succeeded: bool, now: float) -> None:
-        """Count an outcome; in a half-open breaker it is the probe's and decides."""
+    def record(self, succeeded: bool, now: float) -> bool:
+        """Count an outcome; in a half-open breaker it is the probe's and decides. Whether that changes it."""
         if self._state is not _CLOSED:
-            self._settle_probe(succeeded, now)
-            return
+            return self._settle_probe(succeeded, now)
         if now >= self._bucket_ends_at:
             self._begin_bucket(math.floor(now))
         bucket = self._bucket
@@ -81,6 +81,8 @@ class CircuitBreaker:
             self._failure_count += 1
         if self._failure_count * 2 > self._outcome_count >= LEAST_OUTCOMES:
             self._open(now)
+            return True
+        return False
 
     def abandon_probe(self) -> None:
         """The probe ended without an outcome: another may enter in its place."""
@@ -94,15 +96,16 @@ class CircuitBreaker:
         # No wait can be told: the probe ends when it ends, and its outcome is recorded then.
         return math.inf if self._state is _HALF_OPEN else max(0.0, self._probe_due_at - now)
 
-    def _settle_probe(self, succeeded: bool, now: float) -> None:
+    def _settle_probe(self, succeeded: bool, now: float) -> bool:
         # Open: the attempt began before the breaker opened, so it says nothing new.
         if self._state is not _HALF_OPEN:
-            return
+            return False
         if succeeded:
             self._state = _CLOSED
             self._forget_outcomes()
         else:
             self._open(now)
+        return True
 
     def _open(self, now: float) -> None:
         self._state = _OPEN

@@ -39,6 +39,7 @@ def live_as_child(bus: EventBus, event_id: str, end: Path) -> None:
     use("get", lambda: bus.store.get(event_id))
     use("list", lambda: DLQInspector(bus.store).list())
     use("retry", lambda: DLQInspector(bus.store).retry(event_id))
+    use("close", bus.store.close)
     print("used", flush=True)
     deadline = time.monotonic() + 60
     while not end.exists() and time.monotonic() < deadline:

@@ -30,9 +30,9 @@ _SECONDS_BEHIND = 0.1
 
 
 class Appending:
-    """Group commit; *announce* is told the highest number of what has become durable."""
+    """Group commit; *announce* is told the highest number of what has become durable, and the lowest."""
 
-    def __init__(self, database: Database, announce: Callable[[int], None]) -> None:
+    def __init__(self, database: Database, announce: Callable[[int, int], None]) -> None:
         self._database, self._announce = database, announce
         self._inserts = Inserts(database.queries("appending.sql"))
         self._insisting = Insisting(database, self._inserts)
@@ -118,7 +118,7 @@ class Appending:
             return await self._store_in_group(drafts, may_be_stored=is_lost)
         except Exception as error:
             raise _unknown(error) from error
-        self._announce(numbers[-1])
+        self._announce(numbers[-1], numbers[0])
         return Answer(numbers)
 
     async def _store_in_group(self, drafts: Sequence[Draft], *, may_be_stored: bool = False) -> Answer:
@@ -168,9 +168,9 @@ class Appending:
             return
         for job, answer in zip(group, answers, strict=True):
             self._settle(job, answer)
-        highest = max([number or 0 for answer in answers for number in answer.sequences], default=0)
-        if highest:
-            self._announce(highest)
+        numbers = [number for answer in answers for number in answer.sequences if number]
+        if numbers:
+            self._announce(max(numbers), min(numbers))
 
     async def _store_alone(self, job: Job, patience: str) -> None:
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import asyncpg
+import msgspec
 
 from postbus.errors import LayoutChangedError, StoreBusyError, StoreReadOnlyError
 from postbus.events import (
@@ -21,6 +22,7 @@ from postbus.ports import Clock
 from postbus.stores.postgres.appending import Appending
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.lock_keys import batch_key
+from postbus.stores.postgres.number_lists import to_literal
 from postbus.stores.postgres.query_parts import fill_parts
 from postbus.stores.postgres.saving import Saving, array_to_gaps, gaps_to_array
 from postbus.stores.postgres.transactions import Batch
@@ -31,6 +33,8 @@ logger = logging.getLogger("postbus")
 # How long a new owner waits for a write of the former one to end by itself, and then without a limit.
 _SHORT_WAIT = "300ms"
 _LONG_WAIT = "0"
+
+_decode = msgspec.json.Decoder(list[int]).decode
 
 
 class PgCheckpoints:
@@ -127,7 +131,7 @@ class PgCheckpoints:
         if start is None:
             row = await self._database.fetch_row(self._queries["claim_part"], *values)
         else:
-            place = (start.contiguous, start.head, gaps_to_array(start.open))
+            place = (start.contiguous, start.head, to_literal(gaps_to_array(start.open)))
             row = await self._database.fetch_row(self._queries["claim_checkpoint"], *values, *place)
         if row is None:
             raise LayoutChangedError(subscriber_id)
@@ -168,7 +172,7 @@ def checkpoint_from_row(row: asyncpg.Record) -> Checkpoint:
         attempt_sequence=row["attempt_sequence"],
         attempt_count=row["attempt_count"],
         head=row["head"],
-        open=array_to_gaps(row["open_gaps"]),
+        open=array_to_gaps(_decode(row["open_gaps"])),
         # Only a claim asks for it.
         server=row.get("server"),
     )

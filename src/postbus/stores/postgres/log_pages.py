@@ -11,10 +11,12 @@ from postbus.events import Event, Gap, GlobalSequence, LogPage, LogPosition
 from postbus.late_events import LateEvents
 from postbus.ports import WantedEvents
 from postbus.stores.postgres.database import Database
+from postbus.stores.postgres.number_lists import to_literal
+from postbus.stores.postgres.page_columns import PageColumns, decode_numbers, page_columns
 from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.query_parts import fill_parts
-from postbus.stores.postgres.rows import Columns, columns_from_page
+from postbus.stores.postgres.rows import Columns
 from postbus.stores.postgres.translation import DRIVER_ERRORS
 from postbus.stores.postgres.type_conditions import part_condition, type_condition
 
@@ -34,10 +36,11 @@ class _Facts(NamedTuple):
     is_cut: bool
     # How many events after the position fit.
     room: int
-    # Only where not all events are wanted: the last number looked at, and those that are missing up to it.
+    # Only where not all events are wanted: the last number looked at, and those that are missing up to it, as
+    # JSON.
     looked_up_to: GlobalSequence | None
-    gap_firsts: Sequence[GlobalSequence] | None
-    gap_lasts: Sequence[GlobalSequence] | None
+    gap_firsts: str | None
+    gap_lasts: str | None
 
 
 _FACT_COUNT = len(_Facts._fields)
@@ -67,12 +70,12 @@ class LogPages:
         except DRIVER_ERRORS as error:
             self._size.note_failure(error)
             raise
-        facts, columns = _Facts(*row[:_FACT_COUNT]), columns_from_page(row[_FACT_COUNT:])
+        facts, columns = _Facts(*row[:_FACT_COUNT]), page_columns(row[_FACT_COUNT:])
         self._head = facts.head
         is_beyond = facts.head < after.head and after.head > await connection.fetchval(self._read_last_drawn)
         up_to, missing = _reach(facts, columns.numbers, after, is_whole=wanted is None)
         page = LogPage(
-            await decode_page(columns),
+            await _events_of(columns),
             up_to,
             missing,
             facts.server,
@@ -112,6 +115,12 @@ class LogPages:
         return sized
 
 
+async def _events_of(page: PageColumns) -> Sequence[Event]:
+    if len(page.payloads) > _MUCH_TEXT:
+        return await decode_page(page.split())
+    return LateEvents(page.numbers, page.types, page.decode)
+
+
 async def decode_page(columns: Columns) -> Sequence[Event]:
     """Their events; the event loop is not held up for long by large ones."""
     sizes = list(map(len, columns.payloads))
@@ -143,7 +152,7 @@ def _reach(
     # Where a page is full, nothing is known of what comes after its last event.
     is_full = len(new) >= facts.room
     up_to = last if is_full or facts.looked_up_to is None else facts.looked_up_to
-    gaps = map(Gap, facts.gap_firsts or (), facts.gap_lasts or ())
+    gaps = map(Gap, decode_numbers(facts.gap_firsts), decode_numbers(facts.gap_lasts))
     return up_to, tuple(gap for gap in gaps if gap.first <= up_to)
 
 
@@ -156,5 +165,5 @@ def _skipped(numbers: Sequence[GlobalSequence], head: GlobalSequence) -> tuple[G
     return tuple(gaps)
 
 
-def _bounds(gaps: Sequence[Gap]) -> tuple[list[int], list[int]]:
-    return [gap.first for gap in gaps], [gap.last for gap in gaps]
+def _bounds(gaps: Sequence[Gap]) -> tuple[str, str]:
+    return to_literal(gap.first for gap in gaps), to_literal(gap.last for gap in gaps)

@@ -27,9 +27,6 @@ _NOTHING_MORE = [None] * 7
 _decode = msgspec.json.Decoder().decode
 _decode_list = msgspec.json.Decoder(list[Any]).decode
 _decode_strings = msgspec.json.Decoder(dict[str, str]).decode
-_decode_numbers = msgspec.json.Decoder(list[int]).decode
-_decode_versions = msgspec.json.Decoder(list[int | None]).decode
-_decode_moments = msgspec.json.Decoder(list[datetime]).decode
 
 
 class Columns(NamedTuple):
@@ -46,29 +43,10 @@ class Columns(NamedTuple):
 
     def decode(self) -> list[Event]:
         """The events."""
-        # Catching up lives on this function: most events are plain, and nearly all can be decoded.
-        try:
-            payloads = _decode_list(f"[{','.join(self.payloads)}]")
-        except (ValueError, RecursionError):
-            # One is JSON for PostgreSQL alone. (Msgspec's errors are ValueErrors.)
+        payloads = decode_payloads(",".join(self.payloads))
+        if payloads is None:
             return [event_from_row(row) for row in zip(*self, strict=True)]
-        return [
-            Event(
-                global_sequence=number,
-                id=event_id,
-                type=event_type,
-                payload=payload,
-                created_at=created_at,
-                status=_STATUS,
-                stream_id=stream_id,
-                stream_version=version,
-            )
-            if more is None
-            else _event((number, event_id, event_type, _text, created_at, stream_id, version, more), payload)
-            for number, event_id, event_type, _text, created_at, stream_id, version, more, payload in zip(
-                *self, payloads, strict=True
-            )
-        ]
+        return make_events(self, payloads)
 
     def between(self, start: int, end: int) -> "Columns":
         """Some of them."""
@@ -78,24 +56,35 @@ class Columns(NamedTuple):
 NO_EVENTS = Columns(*repeat((), len(Columns._fields)))
 
 
-def columns_from_page(row: Sequence[Any]) -> Columns:
-    """What page_columns has read."""
-    numbers, ids, types, payloads, moments, streams, versions, more = row
-    if numbers is None:
-        return NO_EVENTS
-    none = [None] * len(ids)
-    # As PostgreSQL writes moments without a time zone: they are in UTC.
-    in_utc = moments[:-2].replace('",', 'Z",') + 'Z"]'
-    return Columns(
-        _decode_numbers(numbers),  # type: ignore[arg-type]
-        ids,
-        types,
-        payloads,
-        _decode_moments(in_utc),
-        streams or none,
-        none if versions is None else _decode_versions(versions),
-        more or none,
-    )
+def decode_payloads(texts: str) -> list[Any] | None:
+    """What the JSON texts stand for, with a comma between them; None if one is JSON for PostgreSQL alone."""
+    try:
+        return _decode_list(f"[{texts}]")
+    except (ValueError, RecursionError):  # Msgspec's errors are ValueErrors.
+        return None
+
+
+def make_events(columns: Columns, payloads: Sequence[Any]) -> list[Event]:
+    """The events, whose payloads are decoded already."""
+    # Catching up lives on this function: most events are plain.
+    numbers, ids, types, _, moments, streams, versions, mores = columns
+    return [
+        Event(
+            global_sequence=number,
+            id=event_id,
+            type=event_type,
+            payload=payload,
+            created_at=created_at,
+            status=_STATUS,
+            stream_id=stream_id,
+            stream_version=version,
+        )
+        if more is None
+        else _event((number, event_id, event_type, None, created_at, stream_id, version, more), payload)
+        for number, event_id, event_type, payload, created_at, stream_id, version, more in zip(
+            numbers, ids, types, payloads, moments, streams, versions, mores, strict=True
+        )
+    ]
 
 
 def columns_from_rows(rows: Sequence[asyncpg.Record | tuple[Any, ...]]) -> Columns:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from postbus.errors import SubscriberFencedError
 from postbus.events import Gap, Part, Progress, StateWrite, SubscriberId
@@ -12,12 +13,11 @@ from postbus.stores.postgres.burials import bury, note_retry
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.groups import Groups
 from postbus.stores.postgres.lock_keys import batch_key
+from postbus.stores.postgres.number_lists import to_literal
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.wake_ups import WakeUps
 
 _CHANGED_NOTHING = "UPDATE 0"
-# Which of the values of a checkpoint the gaps are.
-_GAPS = 4
 _WHOLE = Part(0, 1)
 
 
@@ -111,11 +111,23 @@ class Saving:
 
     async def _write_many(self, given: Sequence[Progress], now: datetime) -> set[tuple[SubscriberId, int]]:
         """Whose checkpoints were written."""
-        columns = [
-            list(column) for column in zip(*(_checkpoint_values(each, now) for each in given), strict=True)
-        ]
-        columns[_GAPS] = [_array_to_text(gaps_to_array(each.open)) for each in given]
-        found = await self._database.fetch(self._queries["save_checkpoints"], *columns, _commit_mode(given))
+        ids, epochs, positions, heads, gaps, event_ids, _, sequences, counts, servers = map(
+            list, zip(*(_checkpoint_values(each, now) for each in given), strict=True)
+        )
+        found = await self._database.fetch(
+            self._queries["save_checkpoints"],
+            ids,
+            to_literal(epochs),
+            to_literal(positions),
+            to_literal(heads),
+            gaps,
+            event_ids,
+            now,
+            to_literal(sequences),
+            to_literal(counts),
+            servers,
+            _commit_mode(given),
+        )
         return {(row[0], row[1]) for row in found}
 
     async def _save_whole(self, progress: Progress, now: datetime) -> None:
@@ -206,10 +218,6 @@ def array_to_gaps(numbers: Sequence[int]) -> tuple[Gap, ...]:
     return tuple(map(Gap, numbers[::2], numbers[1::2]))
 
 
-def _array_to_text(numbers: Iterable[int]) -> str:
-    return "{" + ",".join(map(str, numbers)) + "}"
-
-
 def _is_plain(progress: Progress) -> bool:
     return not (
         progress.burials or progress.retries or progress.states or progress.drafts or progress.given_up
@@ -226,14 +234,14 @@ def _is_simple(progress: Progress) -> bool:
     )
 
 
-def _checkpoint_values(progress: Progress, now: datetime) -> tuple[object, ...]:
+def _checkpoint_values(progress: Progress, now: datetime) -> tuple[Any, ...]:
     """The values of save_checkpoint, but for the last ones."""
     return (
         progress.subscriber_id,
         progress.epoch,
         progress.position,
         progress.position if progress.head is None else progress.head,
-        gaps_to_array(progress.open),
+        to_literal(gaps_to_array(progress.open)),
         progress.event_id,
         now,
         progress.attempt_sequence,

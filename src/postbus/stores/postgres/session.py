@@ -114,6 +114,10 @@ class Session:
         """
         return await asyncio.shield(self._keep_running(self._run(operation)))
 
+    async def execute(self, query: str, *args: object) -> None:
+        """As run(), for one statement of a caller who is cancelled only when the session is about to end."""
+        await self._run(lambda connection: connection.execute(query, *args))
+
     def is_current(self, connection: Connection) -> bool:
         """Whether what is held on this connection still counts."""
         return connection is self._connection
@@ -240,7 +244,7 @@ class Session:
         try:
             values = (self._channel, probe, self._pace.silence - self._pace.beat)
             row = await self.run(lambda session: session.fetchrow(self._queries["probe"], *values))
-            if row is not None and row[1]:
+            if row is not None and row[1] is not None:
                 await self._end_blocked(row[1])
             async with patient_for(self._pace.answer):
                 await echo.wait()
@@ -255,7 +259,7 @@ class Session:
                 await self.run(lambda session: session.fetchval(self._queries["clear_queue"]))
         return self.is_current(connection)
 
-    async def _end_blocked(self, pids: list[int]) -> None:
+    async def _end_blocked(self, pids: str) -> None:
         """End those of these sessions that are of our bus: nobody could have their locks otherwise."""
         query, key = self._queries["end_blocked"], session_key(self._channel)
         try:

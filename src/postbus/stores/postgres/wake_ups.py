@@ -11,19 +11,15 @@ from postbus.errors import StoreError
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.migrations import create_notify_trigger
 from postbus.stores.postgres.pool import CLOSE_SECONDS, Connection
+from postbus.stores.postgres.thinning import Thinning
 from postbus.stores.postgres.work_wake_ups import WorkWakeUps
 
 logger = logging.getLogger("postbus")
 
 NotifyMode = Literal["after_commit", "trigger", "off"]
 
-# From the beginning of a notification to that of the next: each is a statement of its own. Where events come
-# one right after the other, so many share one that it does not count any more.
+# From the beginning of a notification to that of the next: each is a statement of its own.
 _SECONDS_BETWEEN = 0.001
-_SECONDS_IN_FLOOD = 0.004
-# It is a flood as long as this is more than there is between two of them, on average.
-_FLOOD = 0.001
-_SHARE_OF_LAST = 0.1
 _SHORTEST_LOOK = 0.005
 _LONGEST_LOOK = 0.5
 _GIVEN_UP_AFTER = 60.0
@@ -44,9 +40,10 @@ class WakeUps:
         self._head = 0
         self._is_wake_scheduled = False
         self._unsent: int | None = None
-        # When something was announced last, and how long there is in between on average.
-        self._announced_at = 0.0
-        self._distance = 1.0
+        # What others may well tell of sooner, and who sees to it that somebody does.
+        self._owed: int | None = None
+        self._thinning = Thinning()
+        self._debt_timer: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
         self._echoes: deque[int] = deque(maxlen=_MOST_ECHOES)
         self._has_warned = False
@@ -84,17 +81,20 @@ class WakeUps:
             self._is_wake_scheduled = True
             asyncio.get_running_loop().call_soon(self._wake_now)
 
-    def announce(self, sequence: int) -> None:
-        """This number is committed: wake this process's watchers now and the other processes soon."""
+    def announce(self, sequence: int, first: int | None = None) -> None:
+        """This number is committed: wake this process's watchers now and the other processes soon.
+
+        *first*: the lowest number of the same commit, if there are several.
+        """
         self.note_head(sequence)
         self.wake()
         if self._mode == "after_commit":
-            self._unsent = sequence if self._unsent is None else max(self._unsent, sequence)
+            self._owed = sequence if self._owed is None else max(self._owed, sequence)
             now = asyncio.get_running_loop().time()
-            distance, self._announced_at = min(now - self._announced_at, 1.0), now
-            self._distance += (distance - self._distance) * _SHARE_OF_LAST
-            if self._sender is None:
-                self._sender = asyncio.create_task(self._send())
+            if self._thinning.commit(sequence if first is None else first, sequence, now):
+                self._send_owed()
+            elif self._debt_timer is None:
+                self._look_at_debt()
 
     def watch_foreign(self, sequences: Sequence[int]) -> None:
         """Announce these numbers of a caller's own transaction as soon as they are visible."""
@@ -114,6 +114,10 @@ class WakeUps:
         if (looker := self._looker) is not None:
             looker.cancel()
             await asyncio.wait([looker])
+        if self._debt_timer is not None:
+            self._debt_timer.cancel()
+            self._debt_timer = None
+        self._send_owed()
         if (sender := self._sender) is not None:
             await asyncio.wait([sender], timeout=CLOSE_SECONDS)
             sender.cancel()
@@ -132,25 +136,47 @@ class WakeUps:
             # From this process, whose watchers know.
             self._echoes.remove(sequence)
             return
-        # No more than a wake-up: anybody may notify of any number.
-        self.wake()
+        # No more than a wake-up: anybody may notify of any number. It does not wait for the next turn of the
+        # event loop: that would be a tenth of the way from here to the handler.
+        if not self._is_wake_scheduled:
+            self._wake_now()
+
+    def _look_at_debt(self) -> None:
+        """Pay it if it is due. One timer for as long as there is any: a new one for each event would cost."""
+        self._debt_timer = None
+        loop, due_at = asyncio.get_running_loop(), self._thinning.due_at
+        if due_at is None:
+            return
+        if due_at <= loop.time():
+            self._thinning.settle()
+            self._send_owed()
+        else:
+            self._debt_timer = loop.call_at(due_at, self._look_at_debt)
+
+    def _send_owed(self) -> None:
+        if self._owed is not None:
+            # Whatever is still unsent is told by the same notification.
+            self._unsent = self._owed if self._unsent is None else max(self._unsent, self._owed)
+            self._owed = None
+            if self._sender is None:
+                self._sender = asyncio.create_task(self._send())
 
     async def _send(self) -> None:
         now = asyncio.get_running_loop().time
         try:
             while self._unsent is not None:
                 sequence, self._unsent = self._unsent, None
-                is_flood = self._distance < _FLOOD
-                next_at = now() + (_SECONDS_IN_FLOOD if is_flood else _SECONDS_BETWEEN)
+                began_at = now()
                 await self._notify(sequence)
-                await asyncio.sleep(max(0.0, next_at - now()))
+                self._thinning.note_statement(now() - began_at)
+                await asyncio.sleep(max(0.0, began_at + _SECONDS_BETWEEN - now()))
         finally:
             self._sender = None
 
     async def _notify(self, sequence: int) -> None:
         self._echoes.append(sequence)
         try:
-            await self._database.execute(self._queries["notify"], self._database.channel, str(sequence))
+            await self._execute(self._queries["notify"], self._database.channel, str(sequence))
         except StoreError as error:
             # It may have been sent, and heard, all the same.
             with contextlib.suppress(ValueError):
@@ -160,6 +186,14 @@ class WakeUps:
             log("other processes can't be notified of new events, they have to poll: %s", error)
         else:
             self._has_warned = False
+
+    async def _execute(self, query: str, *args: object) -> None:
+        # On the session, which is there and has little else to do: in the pool a connection would have to be
+        # opened beside the publisher's own, or all may be in use.
+        if self._database.session.is_up:
+            await self._database.session.execute(query, *args)
+        else:
+            await self._database.execute(query, *args)
 
     async def _look(self) -> None:
         try:

@@ -12,11 +12,11 @@ from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.connection import is_closed, patiently, translate, translated_errors
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
-from postbus.stores.sqlite.group_statement import MOST_EVENTS, prepare_groups, write_group
-from postbus.stores.sqlite.inserting import LARGE_BATCH, LARGEST_STATEMENT, SMALLEST_GROUP, insert_events
+from postbus.stores.sqlite.group_statement import MOST_EVENTS, write_group
+from postbus.stores.sqlite.inserting import LARGEST_STATEMENT, insert_events
 from postbus.stores.sqlite.jobs import Call, Insert, Job, TransactionLostError
 from postbus.stores.sqlite.log_pages import read_head
-from postbus.stores.sqlite.rows import draft_to_row, moment_to_text, sequences_to_json
+from postbus.stores.sqlite.rows import moment_to_text, sequences_to_json
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
@@ -32,7 +32,6 @@ _NORMAL = 1
 # has to be copied, while of what every commit writes only the last version has, and a commit that comes
 # meanwhile waits for all of it.
 _PAGES_PER_CHANGE = 0.7
-_OF_EACH_CONNECTION = ("create_unrouted_view", "create_single_view", "create_single_trigger")
 
 
 class GroupCommit:
@@ -61,7 +60,8 @@ class GroupCommit:
         try:
             self._write_until_kept(jobs, finished)
         except Exception as raised:
-            # Whatever it was, the callers hear of it and the thread lives on.
+            # Whatever it was, the callers hear of it and the thread lives on. Numbers were given to no one.
+            self._last_sequence = self.head
             error = self._as_store_error(raised)
             if len(jobs) > 1 and not isinstance(error, _CONCERNS_ALL):
                 for job in jobs:
@@ -115,9 +115,7 @@ class GroupCommit:
         connection = self._connect()
         try:
             with translated_errors(self._path):
-                for name in _OF_EACH_CONNECTION:
-                    connection.execute(_QUERIES[name])
-                prepare_groups(connection)
+                connection.execute(_QUERIES["create_unrouted_view"])
                 self._last_sequence = read_head(connection)
                 (self._level,) = connection.execute("PRAGMA synchronous").fetchone()
                 self._present_level = self._level
@@ -141,11 +139,11 @@ class GroupCommit:
 
     def _write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
         self._pages_since_checkpoint += _PAGES_PER_COMMIT
-        inserts = _as_one_insert(jobs, finished)
+        inserts = _as_one_insert(jobs)
         self._wait_for_disk(bool(inserts or finished) or not jobs or any(map(_needs_disk, jobs)))
-        if inserts and self._write_at_once(inserts, finished):
-            return
-        self._write_together(jobs, inserts, finished)
+        is_one_statement = not finished if inserts else not jobs and bool(finished)
+        if not is_one_statement or not self._write_at_once(inserts, finished):
+            self._write_together(jobs, inserts, finished)
 
     def _wait_for_disk(self, is_waiting: bool) -> None:
         """What is committed without waiting is on disk with the next commit that waits."""
@@ -161,11 +159,14 @@ class GroupCommit:
         self._begin()
         try:
             changes_before = self._connection.total_changes
+            self._finish(finished)
             if inserts:
                 self._last_sequence = read_head(self._connection)
-                self._insert(inserts, finished)
+                if not self._insert(inserts):
+                    raise StoreError(
+                        f"{self._path} took no event; nothing was stored; does a trigger ignore it?"
+                    )
             else:
-                self._finish(finished)
                 self._write_jobs(jobs)
             self._connection.execute(_QUERIES["commit"])
             changes = self._connection.total_changes - changes_before
@@ -195,15 +196,15 @@ class GroupCommit:
     def _write_at_once(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
         """One statement that is its own transaction; whether the numbers were free and no one in the way."""
         try:
-            before = self._last_sequence
-            self._insert(inserts, finished)
-            self._pages_since_checkpoint += (self._last_sequence - before) * _PAGES_PER_CHANGE
-        except (sqlite3.IntegrityError, sqlite3.OperationalError) as error:
-            code = error.sqlite_errorcode
-            if code == sqlite3.SQLITE_CONSTRAINT_TRIGGER or code & 0xFF == sqlite3.SQLITE_BUSY:
+            self._finish(finished)
+            is_written = not inserts or self._insert(inserts)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
                 return False
             raise
-        return True
+        change_count = len(finished) + sum([len(job.drafts) for job in inserts])
+        self._pages_since_checkpoint += change_count * _PAGES_PER_CHANGE
+        return is_written
 
     def _begin(self) -> None:
         patiently(self._begin_at_once, self.closing)
@@ -212,19 +213,16 @@ class GroupCommit:
         with translated_errors(self._path):
             self._connection.execute(_QUERIES["begin"])
 
-    def _insert(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> None:
+    def _insert(self, inserts: Sequence[Insert]) -> bool:
         drafts = [draft for job in inserts for draft in job.drafts]
-        now = moment_to_text(self._clock.now())
-        if len(drafts) == 1 and len(finished) <= 1:
-            single = (self._last_sequence, *draft_to_row(drafts[0]), finished[0] if finished else None, now)
-            self._connection.execute(_QUERIES["write_single"], single)
-        else:
-            write_group(self._connection, self._last_sequence, drafts, finished, now)
+        if not write_group(self._connection, self._last_sequence, drafts):
+            return False
         next_sequence = self._last_sequence + 1
         for job in inserts:
             job.sequences = range(next_sequence, next_sequence + len(job.drafts))
             next_sequence += len(job.drafts)
         self._last_sequence += len(drafts)
+        return True
 
     def _finish(self, finished: Sequence[GlobalSequence]) -> None:
         if finished:
@@ -232,18 +230,17 @@ class GroupCommit:
             self._connection.execute(_QUERIES["finish_events"], values)
 
 
-def _as_one_insert(jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> list[Insert]:
-    """The jobs, if all of them fit into one statement and are enough to be worth it, or just one."""
+def _as_one_insert(jobs: Sequence[Job]) -> list[Insert]:
+    """The jobs, if all of them fit into one statement."""
     inserts: list[Insert] = []
     count = size = 0
     for job in jobs:
-        if not isinstance(job, Insert) or not job.is_plain or len(job.drafts) >= LARGE_BATCH:
+        if not isinstance(job, Insert) or not job.is_plain:
             return []
         inserts.append(job)
         count += len(job.drafts)
         size += job.size
-    is_too_small = count < SMALLEST_GROUP and (count != 1 or len(finished) > 1)
-    return [] if is_too_small or count > MOST_EVENTS or size > LARGEST_STATEMENT else inserts
+    return inserts if 0 < count <= MOST_EVENTS and size <= LARGEST_STATEMENT else []
 
 
 def _needs_disk(job: Job) -> bool:

@@ -20,7 +20,8 @@ class TransactionGuard:
     """
 
     def __init__(self) -> None:
-        self._is_lent = False
+        self.is_lent = False
+        """Whether a handler has the connection."""
         self._stops_at = 0.0
         self.was_refused = False
         """Whether the transaction would have been ended."""
@@ -37,7 +38,7 @@ class TransactionGuard:
 
     def is_hanging(self, seconds: float) -> bool:
         """Whether the handler has gone on for so long after its time was up."""
-        return self._is_lent and time.monotonic() > self._stops_at + seconds
+        return self.is_lent and time.monotonic() > self._stops_at + seconds
 
     def hurry(self) -> None:
         """The store is about to close: the time of a handler is up."""
@@ -47,11 +48,11 @@ class TransactionGuard:
         """The handler has the connection from now on."""
         self.was_refused = self.was_interrupted = False
         self._stops_at = time.monotonic() + timeout
-        self._is_lent = True
+        self.is_lent = True
 
     def take_back(self) -> None:
         """The handler is done."""
-        self._is_lent = False
+        self.is_lent = False
 
     def end(self, connection: sqlite3.Connection) -> None:
         """Make the connection what it was, whatever handlers did to it."""
@@ -62,13 +63,13 @@ class TransactionGuard:
         connection.text_factory = str
         if connection.isolation_level is not None:
             # Python would commit at this moment; refused, it only remembers the setting.
-            self._is_lent = True
+            self.is_lent = True
             with contextlib.suppress(sqlite3.Error):
                 connection.isolation_level = None
-            self._is_lent = False
+            self.is_lent = False
 
     def _authorize(self, action: int, *words: str | None) -> int:
-        if self._is_lent and (
+        if self.is_lent and (
             action == sqlite3.SQLITE_TRANSACTION
             or (action == sqlite3.SQLITE_SAVEPOINT and str(words[1]).lower() in _OUR_SAVEPOINTS)
         ):
@@ -77,7 +78,7 @@ class TransactionGuard:
         return sqlite3.SQLITE_OK
 
     def _is_overdue(self) -> bool:
-        if self._is_lent and time.monotonic() >= self._stops_at:
+        if self.is_lent and time.monotonic() >= self._stops_at:
             self.was_interrupted = True
             return True
         return False

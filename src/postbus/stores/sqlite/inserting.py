@@ -17,10 +17,8 @@ _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 # More payload than this is written event by event: what a statement is given is one more copy of it all,
 # and SQLite takes no text of more than a gigabyte.
 LARGEST_STATEMENT = 16 * 1024 * 1024
-# From so many events of one call on, several statements are quicker than one for all.
-LARGE_BATCH = 500
 # Fewer events are written one by one: what a group costs beyond its events is more than that.
-SMALLEST_GROUP = 4
+_SMALLEST_GROUP = 4
 _ROWS_AT_ONCE = 100
 
 
@@ -164,7 +162,7 @@ def _insert_rows(
         rows_at_once = waiting[start : start + _ROWS_AT_ONCE]
         connection.execute(many, [value for row in rows_at_once for value in row])
     waiting = waiting[len(waiting) - len(waiting) % _ROWS_AT_ONCE :]
-    if len(waiting) >= SMALLEST_GROUP:
+    if len(waiting) >= _SMALLEST_GROUP:
         connection.execute(as_json, (to_json(waiting),))
     else:
         for row in waiting:

@@ -22,7 +22,8 @@ class Nudge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, is_waiting: Callable[[], bool]) -> None:
         self._loop, self._is_waiting = loop, is_waiting
-        self._is_armed = False
+        self.is_armed = False
+        """Whether it looks by itself soon."""
         self._armed_with = (0.0, 0.0)
         # Setting an Event costs more than asking whether anybody waits for it.
         self._is_nudging = False
@@ -31,8 +32,8 @@ class Nudge:
 
     def arm(self) -> None:
         """The loop waits for the thread from now on."""
-        if not self._is_armed:
-            self._is_armed = True
+        if not self.is_armed:
+            self.is_armed = True
             self._armed_with = (time.monotonic(), time.thread_time())
             self._loop.call_later(_NUDGE_AFTER, self._nudge)
 
@@ -47,7 +48,7 @@ class Nudge:
             self._news.set()
 
     def _nudge(self) -> None:
-        self._is_armed = False
+        self.is_armed = False
         if not self._is_waiting():
             return
         armed_at, worked_before = self._armed_with

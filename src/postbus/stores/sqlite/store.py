@@ -2,6 +2,10 @@
 
 import asyncio
 import atexit
+
+# Not left to asyncio, which loads it with its first thread: by then a program may have given up the right to
+# read its own modules.
+import concurrent.futures.thread  # noqa: F401
 import os
 import sqlite3
 import threading
@@ -10,6 +14,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from postbus.clock import SystemClock
+from postbus.doorbell import Doorbell
 from postbus.errors import (
     BusLoopError,
     InvalidConfigError,
@@ -66,6 +71,7 @@ class SQLiteStore(UserCalls):
         self._writer: Writer | None = None
         self._reader: Reader | None = None
         self._commit: GroupCommit | None = None
+        self._bell: Doorbell | None = None
         self._was_closed = False
         self._process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -88,6 +94,7 @@ class SQLiteStore(UserCalls):
             if self._writer is None:
                 self._commit = commit = await self._connect()
                 self.backlog.begin_watching(lambda: commit.connection)
+                self._bell = bell = Doorbell(asyncio.get_running_loop())
                 self._writer = Writer(
                     self.path,
                     commit,
@@ -96,8 +103,9 @@ class SQLiteStore(UserCalls):
                     on_growth=self.log.wake,
                     announce=self._wake_ups.announce,
                     guard=self.guard,
+                    bell=bell,
                 )
-                self._reader = Reader(self.path, self._synchronous)
+                self._reader = Reader(self.path, self._synchronous, bell)
                 self._was_closed = False
                 self._process, self._loop = os.getpid(), asyncio.get_running_loop()
                 atexit.register(self._close_files)
@@ -110,7 +118,13 @@ class SQLiteStore(UserCalls):
             self.backlog.watch(None)
             self.log.forget_watchers()
             self._was_closed = True
-            await asyncio.to_thread(self._close_files)
+            bell, self._bell = self._bell, None
+            try:
+                await asyncio.to_thread(self._close_files)
+            finally:
+                # Not in a forked child, which shares with its parent what the loop listens to.
+                if bell is not None and os.getpid() == self._process:
+                    bell.take_down()
 
     async def read_all(self, after: int = 0, limit: int = 100) -> list[Event]:
         """At most *limit* events with a higher global sequence, in order. InvalidPageError."""

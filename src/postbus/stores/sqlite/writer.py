@@ -15,8 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import TypeVar
 
+from postbus.doorbell import Doorbell
 from postbus.errors import BusLoopError, StoreBusyError, StoreClosedError
 from postbus.events import Draft, GlobalSequence
 from postbus.ports import OnStored
@@ -27,7 +28,7 @@ from postbus.stores.sqlite.nudge import Nudge
 
 logger = logging.getLogger("postbus")
 
-# How long a finished event may wait for a commit to ride in.
+# How long a finished event may wait for a commit.
 _FINISH_DELAY = 0.01
 _SECONDS_AFTER_ERROR = 1.0
 # A transactional handler that goes on for so long after its time was up is taken to hang.
@@ -42,7 +43,6 @@ _HAND_OVER_SECONDS = 0.004
 _LEAST_HAND_OVER = 32
 
 T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 # Asking the system for the process id with every event would cost more than counting forks.
 _fork_count = 0
@@ -72,17 +72,21 @@ class Writer:
         on_growth: Callable[[], None],
         announce: Callable[[], None],
         guard: TransactionGuard,
+        bell: Doorbell,
     ) -> None:
         """*on_growth* is called in the event loop when the log may have grown, here or by other processes;
         *announce* in the writer's thread when this process has stored events."""
         self._path, self._commit, self._tick, self._is_owner = path, commit, tick, is_owner
-        self._on_growth, self._announce, self._guard = on_growth, announce, guard
+        self._on_growth, self._announce, self._guard, self._bell = on_growth, announce, guard, bell
         self._told_head = commit.head
         self._loop = asyncio.get_running_loop()
         self._fork_count = _fork_count
         self._jobs: queue.SimpleQueue[Job | _Look | None] = queue.SimpleQueue()
         self._unsettled = 0
         self._finished: deque[GlobalSequence] = deque()
+        # When events were marked done last.
+        self._finished_at = 0.0
+        self._is_finishing = False
         self._is_flush_due = False
         self._nudge = Nudge(self._loop, lambda: self._unsettled > 0)
         # The thread waits for jobs, and not for the disk.
@@ -122,7 +126,7 @@ class Writer:
             self._jobs.put(_Look.NOW)
 
     def finish(self, sequence: GlobalSequence) -> None:
-        """Mark an event done in some commit soon; its own commit would cost a third of the speed."""
+        """Mark an event done in some commit soon, together with others: one for each would cost too much."""
         self._finished.append(sequence)
         if not self._is_flush_due:
             self._is_flush_due = True
@@ -130,7 +134,7 @@ class Writer:
 
     async def flush(self) -> None:
         """Return when everything that was finished so far is written, so that readers see it."""
-        if self._finished or self._unsettled:
+        if self._finished or self._unsettled or self._is_finishing:
             await self.call(lambda _: None)
 
     def close(self) -> None:
@@ -148,6 +152,14 @@ class Writer:
 
     def submit(self, job: Job) -> None:
         """Have the job done in the next commit; whoever made it looks at it afterwards."""
+        if self._is_closed or self._fork_count != _fork_count or self._guard.is_lent:
+            self._check_is_at_work()
+        self._unsettled += 1
+        self._jobs.put(job)
+        if not self._nudge.is_armed:
+            self._nudge.arm()
+
+    def _check_is_at_work(self) -> None:
         if self._is_closed:
             raise StoreClosedError(f"the store on {self._path} was closed; open it again")
         if self._fork_count != _fork_count:
@@ -160,9 +172,6 @@ class Writer:
                 f"a transactional handler does not end and holds {self._path}; nothing was stored; "
                 "keep such handlers to SQL"
             )
-        self._unsettled += 1
-        self._jobs.put(job)
-        self._nudge.arm()
 
     def _flush(self) -> None:
         self._is_flush_due = False
@@ -235,13 +244,7 @@ class Writer:
     def _look(self, commit_count: int) -> None:
         if self._tick():
             self._commit.note_foreign_commits(commit_count)
-            self._call_in_loop(self._on_growth)
-
-    def _call_in_loop(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            return  # the loop is closed already, when a program ends without shutdown()
+            self._bell.ring(self._on_growth)
 
     def _take_jobs(self) -> tuple[list[Job], bool, bool]:
         """Everything that has queued up, whether there will be more, and whether to look for others' work."""
@@ -261,18 +264,32 @@ class Writer:
 
     def _write(self, jobs: list[Job]) -> None:
         head_before = self._commit.head
-        finished = [self._finished.popleft() for _ in range(len(self._finished))]
         self._hand_over_at = max(_LEAST_HAND_OVER, len(jobs) // 2)
         if self._is_handing_over:
             self._taken.set()
-        if not self._commit.write(jobs, finished):
-            # They are done all the same: another commit takes them along.
-            self._finished.extendleft(reversed(finished))
-            self._call_in_loop(self._flush_later)
+        # New events alone are one statement; with those that are finished they would be a transaction of
+        # several. So these go after them, now and then, when no publisher waits for it.
+        goes_alone = bool(jobs) and all(isinstance(job, Insert) for job in jobs)
+        self._commit_all(jobs, [] if goes_alone else self._take_finished())
         head = self._commit.head
         if jobs:
             self._written_count += 1
             self._nudge.tell()
-            self._call_in_loop(self._settle, jobs, head)
+            self._bell.ring(self._settle, jobs, head)
         if head != head_before:
             self._announce()
+        if goes_alone and self._finished and time.monotonic() - self._finished_at >= _FINISH_DELAY:
+            # Set before they are taken: whoever finds none waiting sees that they are not written yet.
+            self._is_finishing = True
+            self._commit_all([], self._take_finished())
+            self._is_finishing = False
+
+    def _take_finished(self) -> list[GlobalSequence]:
+        self._finished_at = time.monotonic()
+        return [self._finished.popleft() for _ in range(len(self._finished))]
+
+    def _commit_all(self, jobs: list[Job], finished: list[GlobalSequence]) -> None:
+        if not self._commit.write(jobs, finished) and finished:
+            # They are done all the same: another commit takes them along.
+            self._finished.extendleft(reversed(finished))
+            self._bell.ring(self._flush_later)

@@ -47,7 +47,7 @@ _INSERT_MANY = (
 _COPIED = ("id", "event_type", "data", "created_at")
 _FETCH = "SELECT global_sequence, data FROM raw_events WHERE global_sequence > $1 ORDER BY global_sequence"
 # All that an event has, in as few columns as the store reads: what most events lack is one of them.
-_READ = """
+READ = """
 SELECT global_sequence, id, event_type, data::text, created_at, stream_id, stream_version,
     CASE WHEN num_nonnulls(metadata, actor_id, purger_id, purged_at, correlation_id, causation_id,
         schema_version) > 0
@@ -55,7 +55,7 @@ SELECT global_sequence, id, event_type, data::text, created_at, stream_id, strea
         schema_version)::text END
 FROM postbus.events WHERE global_sequence > $1 ORDER BY global_sequence LIMIT $2
 """
-_CREATE_CHECKPOINTS = """
+CREATE_CHECKPOINTS = """
 CREATE TABLE raw_checkpoints (
     subscriber_id text PRIMARY KEY, last_global_sequence bigint NOT NULL, updated_at timestamptz NOT NULL
 ) WITH (fillfactor = 50);
@@ -134,9 +134,9 @@ def read_log(
 
     async def read() -> Sample:
         async with connected(dsn, 1) as [session]:
-            await session.execute(_CREATE_CHECKPOINTS)
+            await session.execute(CREATE_CHECKPOINTS)
             await session.execute("SET synchronous_commit = off")
-            statement = await session.prepare(_READ)
+            statement = await session.prepare(READ)
             began, cpu_began, after, seen = time.perf_counter(), time.process_time(), 0, 0
             while rows := await statement.fetch(after, PAGE_SIZE):
                 step = checkpoint_every or len(rows)
@@ -173,7 +173,7 @@ def commit_checkpoints(dsn: str, effort: Effort, *, synchronous_commit: str) -> 
 
     async def commit() -> Sample:
         async with connected(dsn, 1) as [session]:
-            await session.execute(_CREATE_CHECKPOINTS)
+            await session.execute(CREATE_CHECKPOINTS)
             await session.execute(f"SET synchronous_commit = {synchronous_commit}")
             position = 0
 

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 
 import msgspec
 
+from postbus.doorbell import Doorbell
 from postbus.ids import new_event_id
 from postbus.ops.bench.measuring import EVENT_TYPE, PAYLOAD, Repetition, percentile, repeat
 from postbus.ops.bench.model import Effort, Sample
@@ -108,7 +109,8 @@ def commit_in_thread(folder: Path, effort: Effort, synchronous: str) -> Sample:
     async def run() -> Sample:
         with new_file(folder, synchronous, LEAN_SCHEMA) as connection:
             loop, jobs = asyncio.get_running_loop(), SimpleQueue[Future[None] | None]()
-            thread = threading.Thread(target=_commit_jobs, args=(connection, loop, jobs))
+            bell = Doorbell(loop)
+            thread = threading.Thread(target=_commit_jobs, args=(connection, bell, jobs))
             thread.start()
 
             async def repeat_for(seconds: float) -> int:
@@ -125,6 +127,7 @@ def commit_in_thread(folder: Path, effort: Effort, synchronous: str) -> Sample:
             seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
             jobs.put(None)
             thread.join()
+            bell.take_down()
             total = warm_up_count + count
             return _sample(connection, Repetition(warm_up_count, total, count / seconds, cpu / count * 1e6))
 
@@ -132,11 +135,11 @@ def commit_in_thread(folder: Path, effort: Effort, synchronous: str) -> Sample:
 
 
 def _commit_jobs(
-    connection: sqlite3.Connection, loop: asyncio.AbstractEventLoop, jobs: "SimpleQueue[Future[None] | None]"
+    connection: sqlite3.Connection, bell: Doorbell, jobs: "SimpleQueue[Future[None] | None]"
 ) -> None:
     while (stored := jobs.get()) is not None:
         connection.execute(_INSERT_ONE, _new_row("done"))
-        loop.call_soon_threadsafe(stored.set_result, None)
+        bell.ring(stored.set_result, None)
 
 
 def commit_three_times(folder: Path, effort: Effort, synchronous: str) -> Sample:

@@ -1,15 +1,20 @@
 -- Whoever writes names the epoch and the server of its claim ({server} is the block of log.sql): what was read
 -- on another server may not be here, because that was lost. Only who knows no server, NULL, is not asked.
 
+-- name: gaps
+-- As JSON, and they are given as text: a new connection, as one that takes over may well have, has to ask the server
+-- for 20 ms how lists of numbers are read and written.
+array_to_json(open_gaps)::text AS open_gaps;
+
 -- name: read_checkpoint
 SELECT subscriber_id, last_global_sequence, last_event_id, updated_at, epoch, was_interrupted,
-    attempt_sequence, attempt_count, head, open_gaps
+    attempt_sequence, attempt_count, head, {gaps}
 FROM {schema}.event_bus_checkpoints WHERE subscriber_id = $1;
 
 -- name: read_checkpoints
 -- In the order that Python gives strings, whatever the database's is.
 SELECT subscriber_id, last_global_sequence, last_event_id, updated_at, epoch, was_interrupted,
-    attempt_sequence, attempt_count, head, open_gaps
+    attempt_sequence, attempt_count, head, {gaps}
 FROM {schema}.event_bus_checkpoints ORDER BY subscriber_id COLLATE "C";
 
 -- name: claim_checkpoint
@@ -17,7 +22,7 @@ FROM {schema}.event_bus_checkpoints ORDER BY subscriber_id COLLATE "C";
 -- the setting ends with the transaction, which is this statement. No row: it is split into parts.
 INSERT INTO {schema}.event_bus_checkpoints AS present
     (subscriber_id, last_global_sequence, head, open_gaps, updated_at, epoch, is_held)
-SELECT $1::text, $4::bigint, $5::bigint, $6::bigint[], $2::timestamptz, 1, true
+SELECT $1::text, $4::bigint, $5::bigint, $6::text::bigint[], $2::timestamptz, 1, true
 FROM (SELECT set_config('lock_timeout', $3, true) AS lock_timeout) AS setting
 WHERE setting.lock_timeout IS NOT NULL
 ON CONFLICT (subscriber_id) DO UPDATE
@@ -25,7 +30,7 @@ SET epoch = present.epoch + 1, was_interrupted = present.is_held, is_held = true
     updated_at = excluded.updated_at
 WHERE present.partitions = 1
 RETURNING subscriber_id, last_global_sequence, last_event_id, updated_at, epoch, was_interrupted,
-    attempt_sequence, attempt_count, head, open_gaps, {server} AS server;
+    attempt_sequence, attempt_count, head, {gaps}, {server} AS server;
 
 -- name: claim_part
 -- The same for a part, whose row is made and deleted with its layout. No row: there is no such part.
@@ -34,7 +39,7 @@ SET epoch = present.epoch + 1, was_interrupted = present.is_held, is_held = true
 FROM (SELECT set_config('lock_timeout', $3, true) AS lock_timeout) AS setting
 WHERE setting.lock_timeout IS NOT NULL AND subscriber_id = $1
 RETURNING subscriber_id, last_global_sequence, last_event_id, updated_at, epoch, was_interrupted,
-    attempt_sequence, attempt_count, head, open_gaps, {server} AS server;
+    attempt_sequence, attempt_count, head, {gaps}, {server} AS server;
 
 -- name: end_batches
 -- Ends the transactions that hold the key of the subscriber's batches; which processes they were. One that is
@@ -72,7 +77,7 @@ SET last_global_sequence = greatest(present.last_global_sequence, $3),
         THEN $4 ELSE present.head END,
     open_gaps = CASE
         WHEN ($3, $4) >= (present.last_global_sequence, coalesce(present.head, present.last_global_sequence))
-        THEN $5::bigint[] ELSE present.open_gaps END,
+        THEN $5::text::bigint[] ELSE present.open_gaps END,
     updated_at = $7, attempt_sequence = $8, attempt_count = $9, write_id = coalesce($11, present.write_id)
 WHERE subscriber_id = $1 AND epoch = $2 AND coalesce($10 = {server}, true)
     AND ($11::text IS NULL OR write_id IS DISTINCT FROM $11)
@@ -99,7 +104,8 @@ SELECT EXISTS (SELECT FROM saved);
 
 -- name: save_checkpoints
 -- As save_checkpoint for many at once; returns whose epoch and server were the present ones. Gaps come as
--- text, because an array of arrays must be rectangular. $11 is as $7 of move_checkpoint.
+-- text, because an array of arrays must be rectangular. $11 is as $7 of move_checkpoint. In a SELECT the planner
+-- does not see how few there are: it would make a new plan each time, which takes as long as the rest.
 UPDATE {schema}.event_bus_checkpoints AS present
 SET last_global_sequence = greatest(present.last_global_sequence, given.position),
     last_event_id = CASE
@@ -114,18 +120,18 @@ SET last_global_sequence = greatest(present.last_global_sequence, given.position
         WHEN (given.position, given.head)
             >= (present.last_global_sequence, coalesce(present.head, present.last_global_sequence))
         THEN given.open_gaps::bigint[] ELSE present.open_gaps END,
-    updated_at = given.updated_at, attempt_sequence = given.attempt_sequence,
+    updated_at = $7::timestamptz, attempt_sequence = given.attempt_sequence,
     attempt_count = given.attempt_count
 FROM (
     SELECT set_config(
         'synchronous_commit', coalesce($11::text, current_setting('synchronous_commit')), true
     ) AS synchronous_commit, {server} AS server
 ) AS setting, unnest(
-    $1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::timestamptz[],
-    $8::bigint[], $9::integer[], $10::text[]
+    (SELECT $1::text[]), (SELECT $2::text::bigint[]), (SELECT $3::text::bigint[]),
+    (SELECT $4::text::bigint[]), (SELECT $5::text[]), (SELECT $6::text[]), (SELECT $8::text::bigint[]),
+    (SELECT $9::text::integer[]), (SELECT $10::text[])
 ) AS given (
-    subscriber_id, epoch, position, head, open_gaps, event_id, updated_at, attempt_sequence, attempt_count,
-    server
+    subscriber_id, epoch, position, head, open_gaps, event_id, attempt_sequence, attempt_count, server
 )
 WHERE present.subscriber_id = given.subscriber_id AND present.epoch = given.epoch
     AND coalesce(given.server = setting.server, true)

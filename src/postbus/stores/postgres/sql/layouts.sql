@@ -12,7 +12,8 @@ WHERE whole.subscriber_id = $1;
 
 -- name: read_layout
 SELECT whole.partitions, part.subscriber_id, part.last_global_sequence, part.last_event_id, part.updated_at,
-    part.epoch, part.was_interrupted, part.attempt_sequence, part.attempt_count, part.head, part.open_gaps
+    part.epoch, part.was_interrupted, part.attempt_sequence, part.attempt_count, part.head,
+    array_to_json(part.open_gaps)::text AS open_gaps
 FROM {part_rows} ORDER BY place.index;
 
 -- name: lock_layout

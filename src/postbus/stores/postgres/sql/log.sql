@@ -7,21 +7,31 @@
 e.global_sequence, e.id, e.event_type, coalesce(e.data::text, 'null') AS data,
     least(greatest(e.created_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00') AS created_at,
     e.stream_id, e.stream_version,
-    CASE WHEN num_nonnulls(e.metadata, e.actor_id, e.purger_id, e.purged_at, e.correlation_id,
-        e.causation_id, e.schema_version) > 0
+    CASE WHEN e.metadata IS NOT NULL OR e.actor_id IS NOT NULL OR e.purger_id IS NOT NULL
+        OR e.purged_at IS NOT NULL OR e.correlation_id IS NOT NULL OR e.causation_id IS NOT NULL
+        OR e.schema_version IS NOT NULL
     THEN json_build_array(e.metadata::text, e.actor_id, e.purger_id, e.purged_at, e.correlation_id,
         e.causation_id, e.schema_version)::text END AS more;
+
+-- name: is_in_stream
+(stream_id IS NOT NULL OR stream_version IS NOT NULL);
 
 -- name: page_columns
 -- All events of a page in one row, each column a list: of these the driver makes a few objects instead of a
 -- record of every event. Moments come as JSON in UTC, because the driver takes longer for one of them than
 -- for all the rest of an event; numbers come as JSON, because a new connection has to ask the server for 20 ms
--- how to read a list of them.
-json_agg(global_sequence)::text, array_agg(id), array_agg(event_type), array_agg(data),
+-- how to read a list of them. Payloads are one text with a character in between that no JSON has. Of streams
+-- and of what most events lack there are only those that are there; which events they belong to is told where
+-- some have them and some do not.
+json_agg(global_sequence)::text, array_agg(id), array_agg(event_type), string_agg(data, E'\x1e'),
     json_agg(created_at AT TIME ZONE INTERVAL '0')::text,
-    CASE WHEN count(stream_id) > 0 THEN array_agg(stream_id) END,
-    CASE WHEN count(stream_version) > 0 THEN json_agg(stream_version)::text END,
-    CASE WHEN count(more) > 0 THEN array_agg(more) END;
+    array_agg(stream_id) FILTER (WHERE {is_in_stream}),
+    json_agg(stream_version) FILTER (WHERE {is_in_stream})::text,
+    CASE WHEN count(*) FILTER (WHERE {is_in_stream}) < count(*)
+        THEN array_to_json(array_agg(global_sequence) FILTER (WHERE {is_in_stream}))::text END,
+    array_agg(more) FILTER (WHERE more IS NOT NULL),
+    CASE WHEN count(more) < count(*)
+        THEN array_to_json(array_agg(global_sequence) FILTER (WHERE more IS NOT NULL))::text END;
 
 -- name: server
 -- Names one start of one server, whatever the session's time zone is. A server that has recovered from the
@@ -102,7 +112,7 @@ LIMIT (SELECT row_count FROM room);
 -- instead of sorting them all.
 WITH found AS MATERIALIZED (
     SELECT e.global_sequence, e.data
-    FROM unnest((SELECT $4::bigint[]), (SELECT $5::bigint[])) AS gap (first, last) CROSS JOIN LATERAL (
+    FROM unnest((SELECT $4::text::bigint[]), (SELECT $5::text::bigint[])) AS gap (first, last) CROSS JOIN LATERAL (
         SELECT global_sequence, data FROM {schema}.events
         WHERE global_sequence >= gap.first AND (global_sequence, 0) <= (gap.last, 0) {and_wanted}
         ORDER BY global_sequence LIMIT 1001
@@ -156,7 +166,7 @@ WITH slice AS MATERIALIZED (
         ORDER BY global_sequence LIMIT 2000
     ) AS numbers
 ), missing AS MATERIALIZED (
-    SELECT array_agg(previous + 1) AS firsts, array_agg(global_sequence - 1) AS lasts FROM (
+    SELECT json_agg(previous + 1)::text AS firsts, json_agg(global_sequence - 1)::text AS lasts FROM (
         SELECT global_sequence, lag(global_sequence, 1, {after}) OVER (ORDER BY global_sequence) AS previous
         FROM (
             SELECT global_sequence FROM {schema}.events WHERE global_sequence > {after}

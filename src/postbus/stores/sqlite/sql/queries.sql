@@ -68,56 +68,17 @@ RELEASE postbus_event /* postbus */;
 CREATE TEMP VIEW postbus_unrouted AS
 SELECT CASE WHEN EXISTS (SELECT 1 FROM subscriptions) THEN 'pending' ELSE 'done' END AS status;
 
--- name: create_group_view
--- The rows that one statement inserts here are one group, new events and finished ones, so that the
--- writer's thread lets go of the GIL once for a group and not once for every statement of it.
--- {columns}: those of several events, because what a row costs is more than what an event does.
-CREATE TEMP VIEW postbus_group AS
-SELECT NULL AS last_sequence, NULL AS start_after, NULL AS finished, NULL AS now, {columns};
-
--- name: create_group_trigger
--- The numbers are given by the writer, which has to know them; if another process has used
--- some since, nothing is written and the writer asks again. Only the first row of a group has
--- last_sequence and finished; the last one may have fewer events than there is room for.
--- {rows}: their numbers and columns, a SELECT for each event.
-CREATE TEMP TRIGGER postbus_write_group INSTEAD OF INSERT ON postbus_group
-BEGIN
-    SELECT RAISE(ABORT, 'sequence has moved')
-    WHERE new.last_sequence <> coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
-    INSERT INTO events (global_sequence, id, type, payload, status, metadata, created_at, updated_at)
-    SELECT new.start_after + number, id, type, payload,
-        coalesce(status, (SELECT status FROM postbus_unrouted)),
-        metadata, created_at, created_at
-    FROM ({rows}) WHERE id IS NOT NULL;
-    UPDATE events SET status = 'done', updated_at = new.now
-    WHERE global_sequence IN (SELECT value FROM json_each(new.finished)) AND status = 'processing';
-END;
-
 -- name: write_group
--- {rows}: placeholders, for each row of the group.
-INSERT INTO postbus_group VALUES {rows};
-
--- name: create_single_view
--- The same for one new event and at most one finished, which need no room for others.
-CREATE TEMP VIEW postbus_single AS
-SELECT NULL AS last_sequence, NULL AS id, NULL AS type, NULL AS payload, NULL AS status, NULL AS metadata,
-    NULL AS created_at, NULL AS finished, NULL AS now;
-
--- name: create_single_trigger
-CREATE TEMP TRIGGER postbus_write_single INSTEAD OF INSERT ON postbus_single
-BEGIN
-    SELECT RAISE(ABORT, 'sequence has moved')
-    WHERE new.last_sequence <> coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0);
-    INSERT INTO events (global_sequence, id, type, payload, status, metadata, created_at, updated_at)
-    VALUES (new.last_sequence + 1, new.id, new.type, new.payload,
-        coalesce(new.status, (SELECT status FROM postbus_unrouted)),
-        new.metadata, new.created_at, new.created_at);
-    UPDATE events SET status = 'done', updated_at = new.now
-    WHERE global_sequence = new.finished AND status = 'processing';
-END;
-
--- name: write_single
-INSERT INTO postbus_single VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- New events as one statement that is its own transaction, so that the writer's thread lets go of the GIL
+-- once for all of them. The numbers are given by the writer, which has to know them; if another process has
+-- used some since, nothing is stored and the writer asks again.
+-- {rows}: placeholders for each event; one without an id is room that this group does not need.
+INSERT INTO events (global_sequence, id, type, payload, status, metadata, created_at, updated_at)
+SELECT column1, column2, column3, column4, coalesce(column5, (SELECT status FROM postbus_unrouted)),
+    column6, column7, column7
+FROM (VALUES {rows})
+WHERE column2 IS NOT NULL
+    AND ? = (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events');
 
 -- name: last_sequence
 SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events';

@@ -1,0 +1,81 @@
+"""A page of the log as it comes: what is not needed to ask for the next page is looked at later."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from postbus.events import Event, GlobalSequence
+from postbus.stores.postgres.rows import NO_EVENTS, Columns, decode_payloads, make_events
+
+# Stands between two payloads, in the statement as well. No JSON has it: in strings it has to be escaped.
+_BETWEEN = "\x1e"
+
+_decode_list = msgspec.json.Decoder(list[int]).decode
+_decode_versions = msgspec.json.Decoder(list[int | None]).decode
+_decode_moments = msgspec.json.Decoder(list[datetime]).decode
+
+T = TypeVar("T")
+
+
+class PageColumns(NamedTuple):
+    """What page_columns has read. Where streams or more have numbers, only events of these have them."""
+
+    numbers: Sequence[GlobalSequence]
+    ids: Sequence[str]
+    types: Sequence[str]
+    payloads: str
+    moments: str
+    streams: Sequence[str | None] | None
+    versions: str | None
+    in_streams: str | None
+    more: Sequence[str] | None
+    having_more: str | None
+
+    def decode(self) -> list[Event]:
+        """The events."""
+        if not self.numbers:
+            return []
+        payloads = decode_payloads(self.payloads.replace(_BETWEEN, ","))
+        return self.split().decode() if payloads is None else make_events(self._with(()), payloads)
+
+    def split(self) -> Columns:
+        """Each payload for itself."""
+        return self._with(self.payloads.split(_BETWEEN)) if self.numbers else NO_EVENTS
+
+    def _with(self, payloads: Sequence[str]) -> Columns:
+        # As PostgreSQL writes moments without a time zone: they are in UTC.
+        in_utc = self.moments[:-2].replace('",', 'Z",') + 'Z"]'
+        versions = None if self.versions is None else _decode_versions(self.versions)
+        return Columns(
+            self.numbers,
+            self.ids,
+            self.types,
+            payloads,
+            _decode_moments(in_utc),
+            self._spread(self.streams, self.in_streams),
+            self._spread(versions, self.in_streams),
+            self._spread(self.more, self.having_more),
+        )
+
+    def _spread(self, values: Sequence[T] | None, at: str | None) -> Sequence[T | None]:
+        """The values in their places: all of them have one, or those at these numbers."""
+        if values is None:
+            return [None] * len(self.numbers)
+        if at is None:
+            return values
+        return list(map(dict(zip(decode_numbers(at), values, strict=True)).get, self.numbers))
+
+
+def decode_numbers(text: str | None) -> Sequence[GlobalSequence]:
+    """Numbers that come as JSON; none if there is no text."""
+    return () if text is None else _decode_list(text)  # type: ignore[return-value]
+
+
+def page_columns(row: Sequence[Any]) -> PageColumns:
+    """What page_columns has read."""
+    numbers, *others = row
+    if numbers is None:
+        return PageColumns((), (), (), "", "[]", None, None, None, None, None)
+    return PageColumns(decode_numbers(numbers), *others)
