@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 import signal
 import statistics
 import time
@@ -51,6 +52,11 @@ class Instance(RemoteBus):
     def stand_still(self) -> None:
         """Until go_on()."""
         self.signal(signal.SIGSTOP)
+
+    def stand_still_in_statement(self) -> None:
+        """Until go_on(): its session has begun a statement, and the server waits for the rest."""
+        self.begin("stand_still_in_statement")
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def go_on(self) -> None:
         """After it stood still."""

@@ -176,6 +176,27 @@ def test_a_transactional_handler_is_not_called_by_an_instance_that_comes_back(
     assert handled(history, "second") == event_ids
 
 
+def test_an_instance_that_stands_still_in_a_statement_is_replaced_and_comes_back(
+    dsn: str, history: History
+) -> None:
+    """The server counts no silence before it has heard all of a statement: the standby does, and ends it."""
+    with pair(dsn, history, "ok", "ok") as both:
+        both.first.start(*AT_WORK)
+        both.second.start("standby")
+        pid, _ = both.first.ask("session")
+        both.first.stand_still_in_statement()
+        event_ids = both.second.ask("publish", count=3)
+        wait_until_handled(history, "second", "the second has taken over")
+        told = both.second.has_said(f"its session (process {pid} of the server) is ended")
+        both.first.go_on()
+        both.first.wait_for_state("standby")
+        both.second.ask("caught_up", id=ID)
+
+    assert told
+    assert handled(history, "first") == []
+    assert handled(history, "second") == event_ids
+
+
 def test_two_instances_that_stand_still_in_turn_lose_nothing(dsn: str, history: History) -> None:
     """Three times to and fro: each takes over from the other, and comes back to stand by."""
     with pair(dsn, history, "transactional", "transactional") as both:

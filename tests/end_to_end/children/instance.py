@@ -8,6 +8,8 @@ ReliableDeliveryConfig, "subscribers" as id → kind ("ok", "slow", "failing", "
 import asyncio
 import json
 import logging
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -104,6 +106,15 @@ class InstanceRemote:
             lambda it: it.fetchrow("SELECT pg_backend_pid(), current_setting('idle_session_timeout')")
         )
         return list(row)
+
+    async def stand_still_in_statement(self) -> None:
+        """Stop this process when the server has prepared a statement and is to be told to execute it."""
+
+        async def begin(session: Any) -> None:
+            await session.prepare("SELECT 'nobody has asked this before'")
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        await self._bus.store._database.session.run(begin)  # type: ignore[attr-defined]
 
     async def block(self, seconds: float) -> None:
         """Hold up the event loop."""

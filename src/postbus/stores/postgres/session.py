@@ -265,12 +265,12 @@ class Session:
         try:
             ended = await self.run(lambda session: session.fetch(query, pids, key))
         except StoreError as error:
-            logger.debug("a session that takes nothing could not be ended: %s", error)
+            logger.debug("a session that gives no sign of life could not be ended: %s", error)
             return
         for row in ended:
             logger.warning(
-                "another instance has taken nothing of what the server sends it, and given no sign of life "
-                "for too long: its session (process %d of the server) is ended",
+                "another instance has given no sign of life for too long: its session (process %d of the "
+                "server) is ended",
                 row[0],
             )
 

@@ -1,17 +1,19 @@
 -- name: probe
 -- A notification to ourselves: what comes back has passed through the listener. Also which sessions of this
--- database take nothing of what the server sends them, and have given no sign of life for $3 seconds: as text, because
--- a new connection has to ask the server for 20 ms how to read a list of numbers, and the first lock waits for that.
+-- database have given no sign of life for $3 seconds in the middle of something, be it that they take nothing of what
+-- the server sends them, be it that it waits for the rest of what they began to say: a statement is prepared first,
+-- and executed when the answer to that is there. As text, because a new connection has to ask the server for 20 ms
+-- how to read a list of numbers, and the first lock waits for that.
 SELECT pg_notify($1, $2), nullif(ARRAY(
     SELECT pid FROM pg_catalog.pg_stat_activity
-    WHERE wait_event = 'ClientWrite' AND state = 'idle'
+    WHERE (wait_event = 'ClientWrite' OR wait_event = 'ClientRead' AND state = 'active')
         AND datname = current_database() AND pid <> pg_backend_pid()
         AND state_change < clock_timestamp() - $3::float8 * interval '1 second'
 ), ARRAY[]::integer[])::text
 
 -- name: end_blocked
 -- Of these processes ($1) the sessions of our bus, known by the key $2 that they have in common, are ended: the
--- server notices no silence while it waits for a client to take what it sends.
+-- server counts no silence in the middle of something.
 WITH blocked AS MATERIALIZED (
     SELECT DISTINCT pid FROM pg_catalog.pg_locks
     WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND pid = ANY($1::text::integer[])
