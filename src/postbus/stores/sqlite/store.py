@@ -68,6 +68,7 @@ class SQLiteStore(UserCalls):
         self._clock: Clock = clock or SystemClock()
         super().__init__(self._clock)
         self._opening = asyncio.Lock()
+        self._closing: asyncio.Future[None] | None = None
         self._writer: Writer | None = None
         self._reader: Reader | None = None
         self._commit: GroupCommit | None = None
@@ -91,6 +92,7 @@ class SQLiteStore(UserCalls):
     async def open(self) -> None:
         """Open or create the file and bring its schema up to date. Idempotent."""
         async with self._opening:
+            await self._until_closed()
             if self._writer is None:
                 self._commit = commit = await self._connect()
                 self.backlog.begin_watching(lambda: commit.connection)
@@ -120,7 +122,10 @@ class SQLiteStore(UserCalls):
             self._was_closed = True
             bell, self._bell = self._bell, None
             try:
-                await asyncio.to_thread(self._close_files)
+                await self._until_closed()
+                # It goes on if we are cancelled, and whoever comes next waits for it.
+                self._closing = asyncio.ensure_future(asyncio.to_thread(self._close_files))
+                await self._until_closed()
             finally:
                 # Not in a forked child, which shares with its parent what the loop listens to.
                 if bell is not None and os.getpid() == self._process:
@@ -227,6 +232,10 @@ class SQLiteStore(UserCalls):
             connection.close()
             raise
         return connection
+
+    async def _until_closed(self) -> None:
+        if self._closing is not None and not self._closing.done():
+            await asyncio.shield(self._closing)
 
     def _close_files(self) -> None:
         atexit.unregister(self._close_files)
