@@ -9,7 +9,8 @@ from typing import Any
 
 from postbus import PgEventBus
 from tests.competing.steps import ID
-from tests.end_to_end.processes import PATIENCE, Child, RemoteBus, wait_until
+from tests.end_to_end.processes import Child, RemoteBus, wait_until
+from tests.patience import PATIENCE
 
 
 class Instance(RemoteBus):

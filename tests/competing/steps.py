@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import asyncpg
 
 from postbus import Event, PgEventBus
+from tests.patience import PATIENCE
 
 ID = "mail"
 
@@ -90,7 +91,7 @@ async def rows_of(dsn: str, id: str = ID) -> list[asyncpg.Record]:
         await connection.close()
 
 
-async def until(is_true: Callable[[], bool], within: float = 10.0) -> float:
+async def until(is_true: Callable[[], bool], within: float = PATIENCE) -> float:
     """Wait until it is true; how many seconds that took."""
     loop = asyncio.get_running_loop()
     began_at = loop.time()
@@ -104,7 +105,7 @@ async def until(is_true: Callable[[], bool], within: float = 10.0) -> float:
 
 
 async def until_rows(
-    dsn: str, is_right: Callable[[list[asyncpg.Record]], bool], within: float = 10.0
+    dsn: str, is_right: Callable[[list[asyncpg.Record]], bool], within: float = PATIENCE
 ) -> list[asyncpg.Record]:
     """The outbox, as soon as it is right."""
     rows: list[asyncpg.Record] = []

@@ -21,6 +21,7 @@ from postbus.events import (
     SubscriberId,
 )
 from postbus.ports import Store, WantedEvents
+from tests.patience import PATIENCE
 
 MAIL, STOCK = SubscriberId("mail"), SubscriberId("stock")
 START = GlobalSequence(0)
@@ -73,7 +74,7 @@ def start_adding(store: Store, *drafts: Draft) -> asyncio.Future[list[GlobalSequ
 
 async def add(store: Store, *drafts: Draft) -> list[GlobalSequence | None]:
     """Store the drafts; one sequence number for each."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         return await start_adding(store, *drafts)
 
 

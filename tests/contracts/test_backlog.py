@@ -9,6 +9,7 @@ from postbus.events import EventStatus, GlobalSequence
 from postbus.ports import Store
 from tests.contracts.backends import on_embedded
 from tests.contracts.steps import add, add_dead_letter, add_in_status, add_new, make_draft, status_of
+from tests.patience import PATIENCE
 
 _START = GlobalSequence(0)
 
@@ -176,7 +177,7 @@ class TestWatch:
         is_called = asyncio.Event()
         store.backlog.watch(is_called.set)
         await make_pending(store)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await is_called.wait()
 
         assert len(await store.backlog.pending(_START, 10)) == 1
@@ -189,7 +190,7 @@ class TestWatch:
         for _ in range(3):
             is_called.clear()
             await _add(store)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 await is_called.wait()
 
         assert len(await store.backlog.pending(_START, 10)) == 3
@@ -201,7 +202,7 @@ class TestWatch:
         store.backlog.watch(is_called.set)
         store.queue.add([make_draft(status=EventStatus.PENDING)], lambda *stored: None)
         was_called_inside = is_called.is_set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await is_called.wait()
 
         assert not was_called_inside
@@ -226,7 +227,7 @@ class TestWatch:
         store.backlog.watch(lambda: calls.append("old"))
         store.backlog.watch(is_called.set)
         await _add(store)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await is_called.wait()
 
         assert calls == []

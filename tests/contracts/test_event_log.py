@@ -29,6 +29,7 @@ from tests.contracts.steps import (
     sequence_of,
     start_adding,
 )
+from tests.patience import PATIENCE
 
 
 def _ids(events: list[Event]) -> list[str]:
@@ -371,7 +372,7 @@ class TestWatch:
 
         store.log.watch(look)
         added = start_adding(store, make_draft())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             head = await found
 
         assert [head] == await added

@@ -21,6 +21,7 @@ from tests.contracts.steps import (
     start_adding,
     status_of,
 )
+from tests.patience import PATIENCE
 
 _PAYLOADS = [
     None,
@@ -144,7 +145,7 @@ class TestAdd:
             is_answered.set()
 
         store.queue.add([make_draft()], on_stored)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await is_answered.wait()
 
         assert threads == [threading.get_ident()]
@@ -175,7 +176,7 @@ class TestAdd:
         publisher = asyncio.create_task(publish())
         await asyncio.sleep(0)
         publisher.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await is_answered.wait()
 
         assert answers == [[1]]

@@ -28,6 +28,7 @@ from tests.contracts.steps import (
     sequence_of,
     start_adding,
 )
+from tests.patience import PATIENCE
 
 
 def _versions(events: Sequence[Event]) -> list[int | None]:
@@ -118,7 +119,7 @@ async def _added_versions(store: Store, *drafts: Draft) -> list[int | None]:
         told.set_result(list(versions))
 
     store.queue.add(drafts, on_stored)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         return await told
 
 

@@ -12,10 +12,10 @@ import msgspec
 
 from postbus import Event, EventBus, SQLiteStore
 from postbus.testing import ManualClock
+from tests.patience import PATIENCE
 
 T = TypeVar("T")
 # Only for what hangs: a loaded machine is slow and not wrong.
-_PATIENCE = 30.0
 MakeBus = Callable[..., EventBus]
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -68,13 +68,13 @@ class BlockingHandler:
 
 async def soon(awaitable: Awaitable[T]) -> T:
     """The result; a test that would hang fails here instead."""
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(PATIENCE):
         return await awaitable
 
 
 async def until(is_true: Callable[[], bool]) -> None:
     """Return when a condition holds that a thread or another task brings about."""
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(PATIENCE):
         while not is_true():
             # A turn of the loop that lets threads run, too.
             await asyncio.to_thread(lambda: None)

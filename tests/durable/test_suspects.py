@@ -8,6 +8,7 @@ from postbus.delivery.suspects import Suspects
 from postbus.events import GlobalSequence, Progress, SubscriberId
 from postbus.testing import ManualClock
 from tests.contracts.steps import BEGINNING
+from tests.patience import PATIENCE
 
 
 def make_patience() -> Patience:
@@ -24,7 +25,7 @@ async def test_one_is_inside_at_a_time() -> None:
     inside = []
     suspects.leave("first")
     for name, other in zip(("second", "third"), others, strict=True):
-        await asyncio.wait_for(other, 5)
+        await asyncio.wait_for(other, PATIENCE)
         inside.append(name)
         suspects.leave(name)
 

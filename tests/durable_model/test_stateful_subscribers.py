@@ -41,9 +41,9 @@ from tests.durable_model.process import (
     Process,
     new_stories,
 )
+from tests.patience import PATIENCE
 
 # Generous: only a subscriber that waits for ever takes as long.
-_PATIENCE = 20.0
 # Each event that kills its process does so once uncounted, then as often as it has attempts.
 _MOST_LIVES = 200
 
@@ -72,7 +72,7 @@ class Course:
     async def go_through(self, steps: Sequence[Command]) -> None:
         """One step after the other, then until everything has come to rest."""
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(PATIENCE):
                 await self._go_through(steps)
         except TimeoutError:
             raise AssertionError(f"stuck: {self._process.describe()}") from None

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.end_to_end.database import connect
 from tests.end_to_end.durable_database import EFFECTS
-from tests.end_to_end.processes import PATIENCE, Child, RemoteBus, wait_until
+from tests.end_to_end.processes import Child, RemoteBus, wait_until
+from tests.patience import PATIENCE
 
 AT_WORK = ("catching_up", "live")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[2]
-# Generous: a loaded machine is slow and not wrong. Tests that promise less say so.
-PATIENCE = 30.0
 
 T = TypeVar("T")
 _numbers = itertools.count(1)

@@ -10,6 +10,7 @@ import asyncpg
 
 from postbus import EventBus, StoreBusyError, StoreUnavailableError
 from tests.gaps.steps import ID, Seen, soon
+from tests.patience import PATIENCE
 
 T = TypeVar("T")
 
@@ -48,7 +49,9 @@ async def payloads(dsn: str) -> list[Any]:
     return [int(text) for (text,) in rows]
 
 
-async def until(asked: Callable[[], Awaitable[T]], is_right: Callable[[T], bool], within: float = 10.0) -> T:
+async def until(
+    asked: Callable[[], Awaitable[T]], is_right: Callable[[T], bool], within: float = PATIENCE
+) -> T:
     """The first right answer."""
     async with asyncio.timeout(within):
         while True:

@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 
 from postbus import Event, PgEventBus, ReliableDeliveryConfig
+from tests.patience import PATIENCE
 
 ID = "mail"
 NEXT = "nextval('postbus.events_global_sequence_seq')"
@@ -78,7 +79,7 @@ async def running(dsn: str, *ids: str, **settings: Any) -> AsyncIterator[tuple[P
         yield bus, seen
 
 
-async def soon(is_true: Callable[[], bool], within: float = 10.0) -> float:
+async def soon(is_true: Callable[[], bool], within: float = PATIENCE) -> float:
     """Wait until it is true; how many seconds that took."""
     loop = asyncio.get_running_loop()
     began_at = loop.time()
@@ -108,7 +109,7 @@ async def _find_checkpoint_row(dsn: str, subscriber_id: str) -> asyncpg.Record |
         await connection.close()
 
 
-async def written(dsn: str, number: int, subscriber_id: str = ID, within: float = 10.0) -> None:
+async def written(dsn: str, number: int, subscriber_id: str = ID, within: float = PATIENCE) -> None:
     """Wait until the checkpoint in the database has reached a number."""
     async with asyncio.timeout(within):
         while True:

@@ -16,8 +16,9 @@ import asyncpg
 
 from postbus import Event, PgEventBus, ReliableDeliveryConfig
 from tests.end_to_end.history import History
-from tests.end_to_end.processes import PATIENCE, Child, RemoteBus, wait_until
+from tests.end_to_end.processes import Child, RemoteBus, wait_until
 from tests.gaps.steps import Seen, soon
+from tests.patience import PATIENCE
 from tests.postgres.proxy import Direction, Proxy
 
 ID = "mail"
@@ -108,7 +109,7 @@ def bus_with(dsn: str, *ids: str, **settings: Any) -> tuple[PgEventBus, Seen]:
     return bus, seen
 
 
-async def until_state(bus: PgEventBus, state: str, id: str = ID, within: float = 10.0) -> float:
+async def until_state(bus: PgEventBus, state: str, id: str = ID, within: float = PATIENCE) -> float:
     """Wait until the subscriber is in this state; how many seconds that took."""
     return await soon(lambda: bus.subscription(id).state == state, within)
 

@@ -15,6 +15,7 @@ from postbus.events import BatchOutcome, Checkpoint, Event, LogPosition, StateWr
 from postbus.stores.postgres.checkpoints import PgCheckpoints
 from postbus.stores.postgres.store import PgEventStore
 from tests.contracts.steps import MAIL, STOCK, sequence_of
+from tests.patience import PATIENCE
 from tests.postgres.databases import Databases
 from tests.postgres.steps import Session
 from tests.stores.checkpoint_steps import (
@@ -182,7 +183,7 @@ async def test_a_stranger_who_has_locked_the_row_is_waited_for(
         await asyncio.wait([claiming], timeout=0.6)
         is_claimed, is_alive = claiming.done(), await session.fetchval(_ALIVE, pid)
         await transaction.rollback()
-        claimed = await asyncio.wait_for(claiming, 5)
+        claimed = await asyncio.wait_for(claiming, PATIENCE)
 
     assert (is_claimed, is_alive) == (False, 1)
     assert claimed.epoch == 2
@@ -224,7 +225,7 @@ async def test_a_role_that_may_not_end_the_batch_waits_for_it_and_says_so_once(
                 assert not claiming.done()
                 batch.released.set()
                 assert await running == BatchOutcome(1)
-                claimed = await asyncio.wait_for(claiming, 5)
+                claimed = await asyncio.wait_for(claiming, PATIENCE)
                 assert (claimed.epoch, claimed.position) == (2, sequence_of(event))
 
     assert caplog.text.count("has to wait for a transaction of its former owner") == 1

@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from postbus import EventBus
-from tests.end_to_end.processes import PATIENCE, ROOT, wait_until
+from tests.end_to_end.processes import ROOT, wait_until
 from tests.ops.commands import POSTBUS
+from tests.patience import PATIENCE
 
 APP = "tests.ops.children.worker_app"
 

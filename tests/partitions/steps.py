@@ -15,6 +15,7 @@ from postbus.events import Part, SubscriberId
 from postbus.policy.partitions import part_id
 from postbus.stores.postgres.store import PgEventStore
 from tests.gaps.steps import soon as soon
+from tests.patience import PATIENCE
 
 ID = "mail"
 
@@ -120,7 +121,7 @@ class Parts:
         free = counts.pop(None, 0)
         return sorted(counts.values(), reverse=True) + ([-free] if free else [])
 
-    async def until(self, *expected: int, count: int = 8, within: float = 10.0) -> float:
+    async def until(self, *expected: int, count: int = 8, within: float = PATIENCE) -> float:
         """Wait until the parts are spread like this; how many seconds that took."""
         loop = asyncio.get_running_loop()
         began_at = loop.time()
@@ -191,7 +192,7 @@ async def partitions_of(dsn: str, id: str = ID) -> int:
     return int(rows[0][0]) if rows else 0
 
 
-async def until_partitions(dsn: str, expected: int, within: float = 10.0) -> None:
+async def until_partitions(dsn: str, expected: int, within: float = PATIENCE) -> None:
     """Wait until the subscriber has so many parts."""
     found = 0
     try:

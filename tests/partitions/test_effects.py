@@ -34,6 +34,7 @@ from tests.partitions.steps import (
     publishing,
     soon,
 )
+from tests.patience import PATIENCE
 
 _EFFECTS = "CREATE TABLE effects (id bigserial, event_id text, stream text, sequence bigint)"
 _INSERT = "INSERT INTO effects (event_id, stream, sequence) VALUES ($1, $2, $3)"
@@ -180,7 +181,7 @@ async def test_dead_letters_are_those_of_the_subscriber(postgres_dsn: str) -> No
         assert await bus.dlq.retry_all(subscriber_id=ID) == 8
         await soon(lambda: len(history.handled) == 40)
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while (await bus.dlq.list()).total:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         check_once(history.sequences, numbers)
@@ -202,7 +203,7 @@ async def test_a_retry_of_a_transactional_part_takes_effect_once(postgres_dsn: s
         assert (await bus.dlq.list(subscriber_id=ID)).total == 10
         broken = False
         await bus.dlq.retry_all()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while (await bus.dlq.list()).total:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 

@@ -26,6 +26,7 @@ from tests.partitions.steps import (
     soon,
     until_partitions,
 )
+from tests.patience import PATIENCE
 
 _POSITIONS = (
     "SELECT subscriber_id, last_global_sequence FROM postbus.event_bus_checkpoints "
@@ -109,7 +110,7 @@ async def test_new_instances_stand_by_until_the_last_old_one_is_gone(postgres_ds
         await parts.until(8)
         assert await partitions_of(postgres_dsn) == 8
         await old[1].shutdown()
-        await until_partitions(postgres_dsn, 3, within=3.0)
+        await until_partitions(postgres_dsn, 3)
         await parts.until(2, 1, count=3)
         late = await stack.enter_async_context(make_bus(postgres_dsn, history.handler("late"), 8))
         await soon(lambda: late.subscription(ID).state == "standby")
@@ -139,7 +140,7 @@ async def test_whole_and_split_subscribers_wait_for_each_other(postgres_dsn: str
         assert await partitions_of(postgres_dsn) == old
         expected += await publish(bus, 50)
         await second.shutdown()
-        await until_partitions(postgres_dsn, new, within=3.0)
+        await until_partitions(postgres_dsn, new)
         expected += await publish(bus, 50)
         await bus.subscription(ID).caught_up(timeout=10)
 
@@ -226,7 +227,7 @@ async def test_an_open_gap_does_not_hold_up_a_change(postgres_dsn: str, new: int
         # A gap for all parts; its event is in one of them.
         await quick.run("COMMIT")
         async with make_bus(postgres_dsn, history.handler("new"), new) as bus:
-            await until_partitions(postgres_dsn, new, within=5.0)
+            await until_partitions(postgres_dsn, new)
             expected += [filled, *await publish(bus, 10)]
             await soon(lambda: set(expected) <= set(history.sequences))
             assert bus.subscription(ID).checkpoint == late - 1
@@ -256,7 +257,7 @@ async def test_dead_letters_outlive_their_partition(postgres_dsn: str) -> None:
         await bus.dlq.retry(letter.dead_letter_id)
         await soon(lambda: letter.id in handled)
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while (await bus.dlq.list()).total:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert len(handled) == len(set(handled)) == 20

@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 
 from postbus.stores.postgres.database import Database
+from tests.patience import PATIENCE
 from tests.postgres.steps import ask
 
 
@@ -23,7 +24,7 @@ async def opened(target: Any, **options: Any) -> AsyncIterator[Database]:
         await database.close()
 
 
-async def eventually(is_true: Callable[[], bool], within: float = 10.0) -> float:
+async def eventually(is_true: Callable[[], bool], within: float = PATIENCE) -> float:
     """Wait until it is true; how many seconds that took."""
     loop = asyncio.get_running_loop()
     began_at = loop.time()

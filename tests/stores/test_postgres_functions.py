@@ -16,6 +16,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from postbus.stores.postgres.appending import Appending
 from tests.contracts.steps import make_draft
+from tests.patience import PATIENCE
 from tests.postgres.binaries import find
 from tests.postgres.steps import Session, ask
 from tests.stores.appending_steps import open_session, stored_ids, until_waiting_for_lock
@@ -322,7 +323,7 @@ class TestSafety:
             draft = make_draft(id="x", stream_id="a", expected_version=0)
             async with one.transaction() as connection:
                 await Appending(one, lambda *_: None).insert_within(connection, [draft])
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE):
                     assert len(await Appending(other, lambda *_: None).append([draft])) == 1
 
     async def test_names_of_the_caller_never_stand_in_for_ours(self, session: Session) -> None:

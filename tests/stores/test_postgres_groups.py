@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postbus.stores.postgres.groups import Groups
+from tests.patience import PATIENCE
 
 
 class Sink:
@@ -238,7 +239,7 @@ class TestDrain:
         await sink.let_go(0)
         was_done = draining.done()
         await sink.let_go(1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await draining
 
         assert not was_done

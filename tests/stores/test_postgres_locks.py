@@ -11,6 +11,7 @@ from postbus.errors import StoreUnavailableError
 from postbus.events import SubscriberId
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.subscriber_locks import PgSubscriberLocks
+from tests.patience import PATIENCE
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import Server
 from tests.postgres.steps import ask
@@ -125,7 +126,7 @@ async def test_a_standby_takes_over_at_once_after_a_clean_exit(postgres_dsn: str
             await holder.try_acquire(MAIL)
             heard = asyncio.Event()
             database.session.on_notification(lambda _: heard.set())
-        await asyncio.wait_for(heard.wait(), 5)
+        await asyncio.wait_for(heard.wait(), PATIENCE)
 
         assert await standby.try_acquire(MAIL)
 

@@ -23,6 +23,7 @@ from postbus.events import (
 from postbus.ids import new_event_id
 from postbus.stores.postgres.claim_places import ClaimPlace
 from tests.contracts.shared_database import SharedDatabase, shared_database
+from tests.patience import PATIENCE
 from tests.postgres.steps import ask
 from tests.stores.postgres_steps import eventually, listening
 
@@ -468,7 +469,7 @@ class TestPlaces:
         place = ClaimPlace(woken.set)
         place.end(place.begin(), [self.at(1)], is_full=True)
         place.end(place.begin(), [], is_full=False)
-        await asyncio.wait_for(woken.wait(), 5)
+        await asyncio.wait_for(woken.wait(), PATIENCE)
 
         assert place.begin().after < self.at(0)
 

@@ -20,6 +20,7 @@ from postbus.errors import (
 from postbus.stores.postgres import borrowed_pool, lent, own_pool
 from postbus.stores.postgres import database as database_module
 from postbus.stores.postgres.database import Database
+from tests.patience import PATIENCE
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import Server
 from tests.postgres.steps import ask, until_executing
@@ -42,7 +43,7 @@ async def user_pool(postgres_dsn: str) -> "AsyncIterator[asyncpg.Pool[asyncpg.Re
 
 async def lend_all(database: Database, count: int) -> None:
     """Have that many connections lent at once, each of use: none was lost or is half dead."""
-    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(5):
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(PATIENCE):
         connections = [await stack.enter_async_context(database.connection()) for _ in range(count)]
         for connection in connections:
             assert not connection.is_in_transaction()
@@ -306,7 +307,7 @@ async def test_handlers_leave_connections_for_others(postgres_dsn: str) -> None:
             await database.fetch("SELECT 1")
             at_once -= 1
 
-    async with opened(postgres_dsn, pool_size=4) as database, asyncio.timeout(5):
+    async with opened(postgres_dsn, pool_size=4) as database, asyncio.timeout(PATIENCE):
         await asyncio.gather(*(handle() for _ in range(12)))
 
     assert most == 2
@@ -360,7 +361,7 @@ async def test_a_users_own_pool_is_used_and_stays_open(
         async with database.transaction() as connection:
             assert await connection.fetchval("SELECT 2") == 2
         while_open = await ask(postgres_dsn, _OURS)
-    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(5):
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(PATIENCE):
         for _ in range(4):
             await stack.enter_async_context(user_pool.acquire())
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from postbus.stores.sqlite.wake_up import FileWakeUps
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 # Generous: a loaded machine is slow and not wrong.
-PATIENCE = 30.0
 
 
 class Other:
