@@ -108,6 +108,21 @@ class Child:
                 pipe.close()
 
 
+class Killed(Child):
+    """A child that forks one process after the other for us to kill."""
+
+    def begin(self, role: str) -> int:
+        """Have a process forked; which it is."""
+        self.say(role)
+        return int(self.hear())
+
+    def end(self, process: int) -> None:
+        """SIGKILL, and wait until it is gone; what it said before is of no interest."""
+        os.kill(process, signal.SIGKILL)
+        while (heard := self.hear()) != str(-signal.SIGKILL):
+            assert heard.isalpha(), f"{heard}\n{self.errors()}"
+
+
 class RemoteError(Exception):
     """What a remote bus raised: the name of its class and its message."""
 

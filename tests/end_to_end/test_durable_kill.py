@@ -1,8 +1,6 @@
 """kill -9 of a process with three durable subscribers, two hundred times in all: nobody loses an event."""
 
-import os
 import random
-import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,25 +26,10 @@ from tests.end_to_end.durable_database import (
     numbers,
 )
 from tests.end_to_end.history import History
-from tests.end_to_end.processes import Child
+from tests.end_to_end.processes import Killed
 
 # Four tests of so many, which may run at the same time: 200 in all.
 KILL_COUNT = 50
-
-
-class Killed(Child):
-    """Forks one process after the other for us to kill."""
-
-    def begin(self, role: str) -> int:
-        """Have a process forked; which it is."""
-        self.say(role)
-        return int(self.hear())
-
-    def end(self, process: int) -> None:
-        """SIGKILL, and wait until it is gone."""
-        os.kill(process, signal.SIGKILL)
-        while (heard := self.hear()) != str(-signal.SIGKILL):
-            assert heard == "begun", f"{heard}\n{self.errors()}"
 
 
 @pytest.mark.timeout(180)

@@ -2,7 +2,6 @@
 
 import random
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.end_to_end.database import (
     check_nothing_stuck,
 )
 from tests.end_to_end.history import History
-from tests.end_to_end.processes import Child
+from tests.end_to_end.processes import Killed
 
 KILL_COUNT = 100
 # Further kills, while the child is still busy starting.
@@ -29,17 +28,10 @@ def test_a_hundred_kills_lose_nothing(
     is_at_start = [False] * KILL_COUNT + [True] * KILL_AT_START_COUNT
     rng.shuffle(is_at_start)
 
-    with ExitStack() as children:
-
-        def new_child() -> Child:
-            # Made ahead of its turn: it opens nothing before it is told to begin.
-            return children.enter_context(Child("publish_until_killed", path, history.path, folder=tmp_path))
-
-        following = new_child()
+    with Killed("publish_until_killed", path, history.path, "forks", folder=tmp_path) as child:
         for kill_at_start in is_at_start:
-            child, following = following, new_child()
             acknowledged = history.acknowledged()
-            child.say("publish")
+            process = child.begin("publish")
             if kill_at_start:
                 time.sleep(rng.uniform(0.0, 0.05))
             else:
@@ -47,10 +39,10 @@ def test_a_hundred_kills_lose_nothing(
                 check_nothing_lost(path, history, acknowledged)
                 child.expect("acknowledged")
                 time.sleep(rng.uniform(0.0, 0.15))
-            child.kill()
-        following.say("finish")
-        following.expect("recovered")
-        assert following.wait() == 0, following.errors()
+            child.end(process)
+        child.begin("finish")
+        child.expect("recovered")
+        child.expect("0")
 
     acknowledged = history.acknowledged()
     assert len(acknowledged) > 10 * KILL_COUNT

@@ -1,10 +1,12 @@
 """Recovers, then publishes as fast as it can until somebody ends it.
 
-Arguments: the database, the history. Lines in: "publish" or "finish". Lines out: "recovered",
-"acknowledged" after the first publish, "interrupted" after SIGINT.
+Arguments: the database, the history, and "forks" for one process after the other. Lines in: "publish" or
+"finish". Lines out: "recovered", "acknowledged" after the first publish, "interrupted" after SIGINT. What a
+fork says is between the number of its process and its exit code.
 """
 
 import asyncio
+import functools
 import itertools
 import logging
 import os
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from postbus import EventBus
 from tests.end_to_end.children.handlers import make_bus
+from tests.end_to_end.forks import run_in_fork, tell
 from tests.end_to_end.history import ACKNOWLEDGED, History
 
 PUBLISHER_COUNT = 20
@@ -30,7 +33,7 @@ class Acknowledgements:
         self._history.note(ACKNOWLEDGED, *event_ids)
         if self._is_first:
             self._is_first = False
-            print("acknowledged", flush=True)
+            tell("acknowledged")
 
 
 async def publish_endlessly(bus: EventBus, acknowledged: Acknowledgements, publisher: int) -> None:
@@ -55,7 +58,7 @@ async def main(path: str, history: History, *, is_last: bool) -> None:
     async with make_bus(path, history) as bus:
         await bus.idle()
         await bus.dlq.list(limit=0)  # a reader sees what is done only once it is written
-        print("recovered", flush=True)
+        tell("recovered")
         if not is_last:
             acknowledged = Acknowledgements(history)
             async with asyncio.TaskGroup() as publishers:
@@ -63,10 +66,19 @@ async def main(path: str, history: History, *, is_last: bool) -> None:
                     publishers.create_task(publish_endlessly(bus, acknowledged, publisher))
 
 
+def run(command: str, path: str, history: str) -> None:
+    try:
+        asyncio.run(main(path, History(Path(history)), is_last=command == "finish"))
+    except KeyboardInterrupt:
+        tell("interrupted")
+
+
 if __name__ == "__main__":
     logging.getLogger("postbus").setLevel(logging.CRITICAL)
-    command = sys.stdin.readline().strip()
-    try:
-        asyncio.run(main(sys.argv[1], History(Path(sys.argv[2])), is_last=command == "finish"))
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
+    for line in sys.stdin:
+        live = functools.partial(run, line.strip(), sys.argv[1], sys.argv[2])
+        if sys.argv[3:] == ["forks"]:
+            tell(run_in_fork(live, on_fork=tell))
+        else:
+            live()
+            break
