@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import asyncpg
+import pytest
 
 from postbus import EventBus, StoreBusyError, StoreUnavailableError
+from postbus.stores.postgres import database, inserts, lent
 from tests.gaps.steps import ID, Seen, soon
 from tests.patience import PATIENCE
 
@@ -41,6 +43,12 @@ async def end_backends(dsn: str) -> int:
 async def backend_count(dsn: str) -> int:
     """How many connections the buses on this database have."""
     return len(await query(dsn, f"SELECT pid {_BACKENDS}"))
+
+
+def limit_statements(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have a statement of ours take no longer, so that a test need not wait for ten seconds."""
+    for module in (database, inserts, lent):
+        monkeypatch.setattr(module, "COMMAND_SECONDS", seconds)
 
 
 async def payloads(dsn: str) -> list[Any]:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from postbus import CheckpointMode, Event, PgEventBus, ReliableDeliveryConfig
-from tests.faults.steps import check_nothing_lost, flowing, query, until_live
+from tests.faults.steps import check_nothing_lost, flowing, limit_statements, query, until_live
 from tests.gaps.steps import ID, checkpoint_row, running, soon, writer, written
 from tests.postgres.steps import Session
 
@@ -123,9 +123,10 @@ async def test_a_table_that_is_locked_for_seconds_delays_and_loses_nothing(
 
 
 async def test_a_lock_longer_than_any_statement_of_ours_makes_it_fail_with_the_reason_and_come_back(
-    postgres_dsn: str, caplog: pytest.LogCaptureFixture
+    postgres_dsn: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody rebuilds a table for longer than the ten seconds that a statement may take."""
+    """Somebody rebuilds a table for longer than a statement may take."""
+    limit_statements(monkeypatch, 2.0)
     caplog.set_level(logging.CRITICAL, "postbus")
     async with running(postgres_dsn) as (bus, [seen]), writer(postgres_dsn) as other:
         first = await other.insert()

@@ -7,6 +7,7 @@ import asyncpg
 import pytest
 
 from postbus import Event, PgEventBus, ReliableDeliveryConfig
+from postbus.stores.postgres import borrowed_pool
 from tests.faults.steps import backend_count, until, until_live
 from tests.gaps.steps import ID, running, soon
 from tests.postgres.steps import Session
@@ -65,9 +66,10 @@ async def test_slow_transactional_handlers_stop_no_publisher_and_no_other_subscr
 
 
 async def test_a_users_pool_that_is_empty_makes_subscribers_wait_and_not_fail_for_ever(
-    postgres_dsn: str,
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The application has taken all connections; given back, everything goes on."""
+    monkeypatch.setattr(borrowed_pool, "ACQUIRE_SECONDS", 1.0)
     async with (
         asyncpg.create_pool(postgres_dsn, min_size=0, max_size=4) as pool,
         PgEventBus(postgres_dsn) as other,

@@ -10,6 +10,7 @@ from tests.faults.steps import (
     check_nothing_lost,
     end_backends,
     flowing,
+    limit_statements,
     payloads,
     query,
     until,
@@ -203,9 +204,10 @@ class TestNetworks:
         assert noticed_after < NOTICED
 
     async def test_a_publish_into_a_half_open_network_is_stored_once_or_refused(
-        self, postgres_dsn: str, postgres_proxy: Proxy
+        self, postgres_dsn: str, postgres_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """One that was sent is asked for by new connections; one that found no connection is refused."""
+        limit_statements(monkeypatch, 2.0)
         async with running(postgres_proxy.through(postgres_dsn)) as (bus, [seen]):
             await bus.publish("test.done", 0)
             postgres_proxy.swallow()

@@ -10,6 +10,7 @@ import pytest
 from postbus.errors import StoreUnavailableError
 from postbus.events import SubscriberId
 from postbus.stores.postgres.database import Database
+from postbus.stores.postgres.pace import Pace
 from postbus.stores.postgres.subscriber_locks import PgSubscriberLocks
 from tests.patience import PATIENCE
 from tests.postgres.proxy import Proxy
@@ -157,16 +158,16 @@ async def test_a_lock_is_free_again_after_a_half_open_network(
     """The server ends the session that it hears nothing of; the bus itself needs no longer than that."""
     lost: list[str] = []
     through = postgres_proxy.through(postgres_dsn)
-    async with locks_on(through) as (_, holder), locks_on(postgres_dsn) as (_, standby):
-        holder.watch(lambda: lost.append("all"), None, 10.0)
+    async with locks_on(through) as (database, holder), locks_on(postgres_dsn) as (_, standby):
+        holder.watch(lambda: lost.append("all"), None, 5.0)
         assert await holder.try_acquire(MAIL)
-        # Proven: the server knows how long it may be silent.
-        await asyncio.sleep(0.5)
+        # The server knows how long it may be silent.
+        await eventually(lambda: database.session._told_pace == Pace.within(5.0))
         postgres_proxy.swallow()
         seconds = await until_acquired(standby)
         await eventually(lambda: lost == ["all"])
 
-    assert seconds < 13
+    assert seconds < 8
 
 
 async def test_locks_are_lost_with_the_server_and_come_back_with_it(own_postgres: Server) -> None:
