@@ -25,8 +25,7 @@ LARGEST_NUMBER = 2**63 - 1
 # A page of more text than this is decoded in slices of about the other size, between which others run.
 _MUCH_TEXT = 1024 * 1024
 _SLICE_OF_TEXT = 256 * 1024
-# One event is found soon enough with a plan for a log of a quarter of the size, and a new plan takes longer than
-# to find it.
+# One event is found soon enough with a plan for a log of a quarter of the size: a new plan takes longer.
 _DOUBLINGS_OF_NEXT = 2
 
 
