@@ -125,10 +125,10 @@ class Appending:
         try:
             async with self._at_once, self._database.untimed_connection() as connection:
                 is_sent = True
-                if channel is not None:
-                    number = await self._inserts.insert_and_notify(connection, drafts[0], channel)
-                else:
+                if channel is None:
                     numbers = await self._inserts.insert(connection, drafts)
+                else:
+                    numbers = [await self._inserts.insert_and_notify(connection, drafts[0], channel)]
         except asyncio.CancelledError:
             # With its caller the answer is lost, as it is with a connection: a group asks for it again.
             self._submit(Job(drafts, _tell_nobody, may_be_stored=True))
@@ -141,10 +141,10 @@ class Appending:
             return await self._store_in_group(drafts, may_be_stored=is_lost)
         except Exception as error:
             raise _unknown(error) from error
-        if channel is not None:
-            self._wake_ups.note_notified(number)
-            return Answer([number])
-        self._wake_ups.announce(numbers[-1], numbers[0])
+        if channel is None:
+            self._wake_ups.announce(numbers[-1], numbers[0])
+        else:
+            self._wake_ups.note_notified(numbers[0])
         return Answer(numbers)
 
     async def _store_in_group(self, drafts: Sequence[Draft], *, may_be_stored: bool = False) -> Answer:
