@@ -1,10 +1,12 @@
 """One loop for catch-up and live: every event that is wanted, once, in the order of the log."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from postbus import CheckpointMode, Event, NewEvent, ReliableDeliveryConfig
+from postbus import CheckpointMode, Event, EventBus, InMemoryStore, NewEvent, ReliableDeliveryConfig
+from postbus.events import LogPage, LogPosition
 from tests.delivery.steps import BlockingHandler, FlakyHandler, soon, start, until
 from tests.durable.steps import ID, Database, MakeBus, on_embedded, opened, position_of, publish_numbers
 
@@ -70,6 +72,32 @@ async def test_only_what_matches_is_delivered_and_the_checkpoint_passes_the_rest
     assert handler.payloads == [2]
     assert await position_of(bus) == 4
     assert bus.subscription(ID).lag == 0
+
+
+async def test_one_who_wants_all_that_comes_has_the_store_choose_nothing() -> None:
+    """Also after a look that has found nothing: to choose takes the store longer than to read."""
+    store, handler, filters = InMemoryStore(), FlakyHandler(), list[object]()
+    real = store.log.read
+
+    async def read(after: LogPosition, limit: int, wanted: Any, **options: Any) -> LogPage:
+        filters.append(wanted)
+        return await real(after, limit, wanted, **options)
+
+    store.log.read = read  # type: ignore[method-assign]
+    bus = EventBus(store)
+    bus.subscribe("order.*", handler, id=ID)
+    async with bus:
+        await publish_numbers(bus, 1)
+        await soon(bus.subscription(ID).caught_up())
+        count = len(filters)
+        bus._subscribers.wake()
+        await until(lambda: len(filters) > count)
+        count = len(filters)
+        await publish_numbers(bus, 2)
+        await soon(bus.subscription(ID).caught_up())
+
+    assert handler.payloads == [1, 2]
+    assert filters[count:] == [None]
 
 
 async def test_thousands_of_unwanted_events_are_passed(make_bus: MakeBus) -> None:

@@ -15,11 +15,31 @@ from tests.postgres.steps import Session
 from tests.stores.postgres_steps import opened
 
 
+class Announced:
+    """What is told of new events; with *channel*, statements that store one event notify by themselves."""
+
+    def __init__(self, channel: str | None = None) -> None:
+        self.channel_of_next = channel
+        self.numbers: list[tuple[int, int]] = []
+        """The highest and the lowest of each commit."""
+        self.notified: list[int] = []
+
+    def announce(self, sequence: int, first: int | None = None) -> None:
+        """As the wake-ups of a bus."""
+        self.numbers.append((sequence, sequence if first is None else first))
+
+    def note_notified(self, sequence: int) -> None:
+        """As the wake-ups of a bus."""
+        self.notified.append(sequence)
+
+
 @asynccontextmanager
-async def open_appending(target: Any, **options: Any) -> AsyncIterator[Appending]:
-    """Appending to a database whose tables are made; what is announced does not matter."""
+async def open_appending(
+    target: Any, announced: Announced | None = None, **options: Any
+) -> AsyncIterator[Appending]:
+    """Appending to a database whose tables are made; mostly it does not matter what is announced."""
     async with opened(target, **options) as database:
-        appending = Appending(database, lambda *_: None)
+        appending = Appending(database, announced or Announced())
         try:
             yield appending
         finally:

@@ -34,7 +34,7 @@ async def open_checkpoints(target: "str | asyncpg.Pool[asyncpg.Record]") -> Asyn
     wake_ups = WakeUps(database)
     await database.open()
     try:
-        appending = Appending(database, wake_ups.announce)
+        appending = Appending(database, wake_ups)
         yield PgCheckpoints(database, appending, wake_ups, ManualClock())
     finally:
         await wake_ups.close()

@@ -26,13 +26,14 @@ from postbus.stores.postgres.lock_keys import session_key
 from tests.contracts.steps import NOON, START, make_draft
 from tests.postgres.steps import Session, ask
 from tests.stores.appending_steps import (
+    Announced,
     large_draft,
     open_appending,
     open_session,
     stored_ids,
     until_waiting_for_lock,
 )
-from tests.stores.postgres_steps import opened
+from tests.stores.postgres_steps import eventually, listening, opened
 
 VERSIONS = (
     "SELECT array_agg(stream_version ORDER BY global_sequence) FROM postbus.events WHERE stream_id = $1"
@@ -42,7 +43,7 @@ LOCK = "LOCK TABLE postbus.events IN SHARE MODE"
 # Before the number is drawn: of the statements that store drafts only that for a single one has VALUES.
 SLOW_WHEN_ALONE = """
 CREATE FUNCTION be_slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    IF current_query() LIKE '%VALUES%' THEN PERFORM pg_sleep(0.2); END IF;
+    IF current_query() ~ 'VALUES|CALL' THEN PERFORM pg_sleep(0.2); END IF;
     RETURN NULL;
 END $$;
 CREATE TRIGGER slow BEFORE INSERT ON postbus.events FOR EACH STATEMENT EXECUTE FUNCTION be_slow();
@@ -55,9 +56,9 @@ SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1
 """
 
 
-@pytest.fixture
-async def appending(postgres_dsn: str) -> AsyncIterator[Appending]:
-    async with open_appending(postgres_dsn) as appending:
+@pytest.fixture(params=[None, "postbus:postbus"], ids=["", "and notify"])
+async def appending(postgres_dsn: str, request: pytest.FixtureRequest) -> AsyncIterator[Appending]:
+    async with open_appending(postgres_dsn, Announced(request.param)) as appending:
         yield appending
 
 
@@ -165,17 +166,35 @@ class TestGroups:
     async def test_the_highest_number_is_announced_when_it_is_durable(self, postgres_dsn: str) -> None:
         """Whoever is woken finds it; with the lowest of the same commit."""
         async with opened(postgres_dsn) as database, open_session(postgres_dsn) as session:
-            announced: list[tuple[int, int]] = []
-            appending = Appending(database, lambda *numbers: announced.append(numbers))
+            announced = Announced()
+            appending = Appending(database, announced)
             await appending.append([make_draft() for _ in range(3)])
             await appending.append([make_draft(id="once", is_idempotent=True)])
             await appending.append([make_draft(id="once", is_idempotent=True)])
             given = [make_draft(id=f"given {number}", is_idempotent=True) for number in range(3)]
             await appending.append(given)
 
-            assert [last for last, _ in announced] == [3, 4, announced[-1][1] + 2]
-            assert [last - first for last, first in announced] == [2, 0, 2]
+            assert [last for last, _ in announced.numbers] == [3, 4, announced.numbers[-1][1] + 2]
+            assert [last - first for last, first in announced.numbers] == [2, 0, 2]
             assert await session.fetchval(COUNT) == 7
+
+    async def test_one_event_is_committed_and_notified_by_one_statement(self, postgres_dsn: str) -> None:
+        """Others that are told find it. What is not one plain event is announced as ever."""
+        announced = Announced("a channel")
+        async with (
+            opened(postgres_dsn) as database,
+            open_session(postgres_dsn) as session,
+            listening(postgres_dsn, "a channel") as outside,
+        ):
+            appending = Appending(database, announced)
+            await appending.append([make_draft()])
+            await appending.append([make_draft(), make_draft()])
+            await appending.append([make_draft(metadata={"source": "web"})])
+            await eventually(lambda: outside.heard == ["1"])
+
+            assert await session.fetchval(COUNT) == 4
+        assert announced.notified == [1]
+        assert announced.numbers == [(3, 2), (4, 4)]
 
     async def test_what_was_submitted_is_stored_although_its_caller_is_cancelled(
         self, appending: Appending, session: Session
@@ -266,7 +285,7 @@ class TestGroups:
     async def test_a_closed_database_refuses(self, postgres_dsn: str) -> None:
         """And says what to do."""
         async with opened(postgres_dsn) as database:
-            appending = Appending(database, lambda *_: None)
+            appending = Appending(database, Announced())
         with pytest.raises(StoreClosedError, match="open"):
             await appending.append([make_draft()])
 

@@ -19,7 +19,7 @@ from tests.contracts.steps import make_draft
 from tests.patience import PATIENCE
 from tests.postgres.binaries import find
 from tests.postgres.steps import Session, ask
-from tests.stores.appending_steps import open_session, stored_ids, until_waiting_for_lock
+from tests.stores.appending_steps import Announced, open_session, stored_ids, until_waiting_for_lock
 from tests.stores.postgres_steps import eventually, listening, opened
 
 FILL = "INSERT INTO postbus.events (id, event_type) SELECT n::text, 'x' FROM"
@@ -233,7 +233,7 @@ class TestPublish:
     ) -> None:
         """One waits for the other, so that versions rise with the numbers."""
         async with opened(dsn) as database:
-            appending = Appending(database, lambda *_: None)
+            appending = Appending(database, Announced())
             transaction = session.transaction()
             await transaction.start()
             await session.execute("SELECT postbus.publish('a', stream_id => 's')")
@@ -304,7 +304,7 @@ class TestSafety:
     async def test_a_schema_may_have_any_name(self, postgres_dsn: str, schema: str) -> None:
         """It is never taken for a part of a statement."""
         async with opened(postgres_dsn, schema=schema) as database:
-            appending = Appending(database, lambda *_: None)
+            appending = Appending(database, Announced(database.channel))
             await appending.append([make_draft()])
             await appending.append([make_draft(), make_draft()])
             await appending.append([make_draft(stream_id="a", is_idempotent=True)])
@@ -322,9 +322,9 @@ class TestSafety:
         async with opened(postgres_dsn) as one, opened(postgres_dsn, schema="other") as other:
             draft = make_draft(id="x", stream_id="a", expected_version=0)
             async with one.transaction() as connection:
-                await Appending(one, lambda *_: None).insert_within(connection, [draft])
+                await Appending(one, Announced()).insert_within(connection, [draft])
                 async with asyncio.timeout(PATIENCE):
-                    assert len(await Appending(other, lambda *_: None).append([draft])) == 1
+                    assert len(await Appending(other, Announced()).append([draft])) == 1
 
     async def test_names_of_the_caller_never_stand_in_for_ours(self, session: Session) -> None:
         """Whatever it has in its search_path, temporary tables and operators included."""
@@ -339,16 +339,20 @@ class TestSafety:
             CREATE FUNCTION trap.postbus_channel() RETURNS text LANGUAGE sql AS 'SELECT (1/0)::text';
             CREATE FUNCTION trap.is_less(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT 1/0 = 1';
             CREATE OPERATOR trap.- (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = trap.is_less);
+            CREATE FUNCTION trap.pg_notify(text, text) RETURNS void LANGUAGE sql AS 'SELECT 1/0';
+            CREATE DOMAIN trap.json AS integer;
+            CREATE DOMAIN trap.text AS integer;
             SET search_path = trap, pg_temp, pg_catalog;
             SELECT postbus.publish('a', stream_id => 's', expected_version => 0);
         """)
+        await session.execute("CALL postbus.insert_and_notify('x', 'a', '1', now(), 'a channel', NULL)")
 
-        assert await session.fetchval("SELECT count(*) FROM postbus.events") == 1
+        assert await session.fetchval("SELECT count(*) FROM postbus.events") == 2
         assert await session.fetchval("SELECT count(*) FROM trap.events") == 0
         assert await session.fetchval("SELECT current_setting('search_path')") == "trap, pg_temp, pg_catalog"
 
     async def test_every_function_has_a_search_path_of_its_own(self, session: Session) -> None:
-        """And none runs with the rights of its owner."""
+        """And none runs with the rights of its owner. Only one that commits can have no settings."""
         rows = await session.fetch(
             "SELECT proname, prosecdef, proconfig FROM pg_proc WHERE pronamespace = 'postbus'::regnamespace"
         )
@@ -356,7 +360,8 @@ class TestSafety:
         assert len(rows) >= 10
         assert [row["proname"] for row in rows if row["prosecdef"]] == []
         own = "search_path=postbus, pg_temp"
-        assert [row["proname"] for row in rows if own not in (row["proconfig"] or ())] == []
+        without = [row["proname"] for row in rows if own not in (row["proconfig"] or ())]
+        assert without == ["insert_and_notify"]
 
     async def test_a_role_that_may_insert_may_publish(self, dsn: str, session: Session) -> None:
         """No rights on other tables are needed; without them PostgreSQL says what is missing."""
@@ -384,7 +389,7 @@ class TestSafety:
     async def test_a_plan_made_on_a_small_table_is_right_for_a_large_one(self, dsn: str) -> None:
         """Statistics come late: looking ids and versions up never reads the whole table."""
         async with opened(dsn, pool_size=2) as database, open_session(dsn) as session:
-            appending = Appending(database, lambda *_: None)
+            appending = Appending(database, Announced())
             for number in range(20):
                 await appending.append([make_draft(id=f"{number}", stream_id="a", is_idempotent=True)])
                 await session.execute("ANALYZE postbus.events")

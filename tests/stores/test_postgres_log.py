@@ -190,6 +190,47 @@ async def _read_on(
     return [event.stream_version for event in page.events if event.stream_version]
 
 
+class TestOneByOne:
+    """Who has read no more than one event at the head reads the next one by a statement of its own."""
+
+    async def test_it_is_the_same_page(self, store: PgEventStore, writer: Session, postgres_dsn: str) -> None:
+        """With the gap before it, every field, and all that a page tells besides."""
+        await insert(writer, [1])
+        await store.log.read(START, 10, None)
+        await insert(writer, [3])
+        await writer.execute(
+            """UPDATE events SET metadata = '{"k": "v"}', stream_id = 's', stream_version = 4, """
+            "actor_id = 'anna' WHERE global_sequence = 3"
+        )
+        async with open_log(postgres_dsn, ManualClock()) as fresh:
+            whole = await fresh.log.read(position(1), 10, None)
+        page = await store.log.read(position(1), 10, None)
+
+        assert (numbers_of(page), page.missing) == ([3], (Gap(2, 2),))
+        assert page == whole
+        assert (page.server, store.log.known_head) == (whole.server, 3)
+
+    async def test_what_has_come_with_it_is_a_page_again(self, store: PgEventStore, writer: Session) -> None:
+        """How far the log goes is known, so that whoever reads goes on."""
+        await insert(writer, [1])
+        await store.log.read(START, 10, None)
+        await insert(writer, [2, 3, 4, 5])
+        first = await store.log.read(position(1), 10, None)
+        known_head = store.log.known_head
+        second = await store.log.read(position(2), 10, None)
+
+        assert (numbers_of(first), known_head) == ([2], 5)
+        assert numbers_of(second) == [3, 4, 5]
+
+    async def test_the_limit_0_reads_nothing(self, store: PgEventStore, writer: Session) -> None:
+        await insert(writer, [1])
+        await store.log.read(START, 10, None)
+        await insert(writer, [2])
+        page = await store.log.read(position(1), 0, None)
+
+        assert (numbers_of(page), page.up_to) == ([], 1)
+
+
 class TestFilters:
     async def test_unwanted_events_are_not_missing(self, store: PgEventStore, writer: Session) -> None:
         """They were looked at, and so was the whole of the log."""

@@ -22,6 +22,7 @@ from tests.contracts.steps import make_draft
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import Server
 from tests.stores.appending_steps import (
+    Announced,
     large_draft,
     open_appending,
     open_session,
@@ -36,6 +37,22 @@ async def far(postgres_dsn: str, postgres_proxy: Proxy) -> AsyncIterator[Appendi
     """Appending over a network that may break."""
     async with open_appending(postgres_proxy.through(postgres_dsn)) as appending:
         yield appending
+
+
+async def test_an_event_whose_statement_was_to_notify_is_stored_once(
+    postgres_dsn: str, postgres_proxy: Proxy
+) -> None:
+    """Its answer got lost: its number is found, and announced."""
+    announced, draft = Announced("a channel"), make_draft()
+    async with open_appending(postgres_proxy.through(postgres_dsn), announced) as appending:
+        executed = postgres_proxy.cut_before_answer_of(b"CALL")
+        stored = await appending.append([draft])
+
+        assert executed.is_set()
+        assert stored == [Stored(1, None)]
+        assert (announced.notified, announced.numbers) == ([], [(1, 1)])
+    async with open_session(postgres_dsn) as session:
+        assert await stored_ids(session) == [draft.id]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +173,7 @@ async def test_a_store_that_is_closed_before_the_answer_is_found_says_that_nobod
     """It was sent: to say that the store was closed would be half the truth."""
     async with opened(postgres_proxy.through(postgres_dsn)) as database:
         executed = postgres_proxy.cut_before_answer_of(b"INSERT INTO")
-        call = asyncio.create_task(Appending(database, lambda *_: None).append([make_draft()]))
+        call = asyncio.create_task(Appending(database, Announced()).append([make_draft()]))
         await executed.wait()
         # Whoever tries to connect waits.
         postgres_proxy.swallow()

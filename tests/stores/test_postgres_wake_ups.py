@@ -10,9 +10,12 @@ import asyncpg
 import pytest
 
 from postbus.errors import StoreUnavailableError
+from postbus.stores.postgres.answers import Stored
+from postbus.stores.postgres.appending import Appending
 from postbus.stores.postgres.channels import channel_name
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.wake_ups import NotifyMode, WakeUps
+from tests.contracts.steps import make_draft
 from tests.postgres.binaries import find_version
 from tests.postgres.server import Server
 from tests.postgres.steps import ask
@@ -85,6 +88,46 @@ async def test_its_own_watchers_are_woken_at_once_and_once(postgres_dsn: str) ->
 
         assert at_once == 1
         assert bus.woken_count == 2
+
+
+@pytest.mark.parametrize("is_heard_first", [True, False])
+async def test_of_what_its_own_statement_notified_its_watchers_hear_once(
+    postgres_dsn: str, is_heard_first: bool
+) -> None:
+    """Whichever comes first, the notification or the answer to the statement."""
+    async with bus_on(postgres_dsn) as bus:
+        channel = bus.wake_ups.channel_of_next
+        assert channel == bus.database.channel
+        if not is_heard_first:
+            bus.wake_ups.note_notified(7)
+        await ask(postgres_dsn, "SELECT pg_notify($1, '7')", channel)
+        # What was sent before has arrived when this has.
+        await ask(postgres_dsn, "SELECT pg_notify($1, '9')", channel)
+        await eventually(lambda: bus.woken_count == 2)
+        if is_heard_first:
+            bus.wake_ups.note_notified(7)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+        assert (bus.woken_count, bus.wake_ups.known_head) == (2, 7)
+
+
+async def test_in_a_flood_no_statement_notifies_by_itself(postgres_dsn: str) -> None:
+    """Nor where nobody or the trigger is to notify. What is owed is told by one that does."""
+    async with bus_on(postgres_dsn, "off") as silent, bus_on(postgres_dsn, "trigger") as triggered:
+        assert (silent.wake_ups.channel_of_next, triggered.wake_ups.channel_of_next) == (None, None)
+    async with bus_on(postgres_dsn) as bus:
+        flood = Flood([bus])
+        await flood.until_it_is_seen()
+        while bus.wake_ups._owed is None:
+            flood.announce(asyncio.get_running_loop().time())
+
+        channel = bus.wake_ups.channel_of_next
+        bus.wake_ups.note_notified(flood.last + 1)
+        left: list[object] = [bus.wake_ups._owed, bus.wake_ups._thinning.due_at]
+
+    assert channel is None
+    assert left == [None, None]
 
 
 async def test_a_thousand_announcements_make_few_notifications(postgres_dsn: str) -> None:
@@ -359,15 +402,25 @@ async def test_a_full_queue_of_notifications_stops_nobody(caplog: pytest.LogCapt
             await sleeper.execute("BEGIN")
             with pytest.raises(asyncpg.PostgresError, match="too many notifications"):
                 await fill_queue(dsn)
+            appending, channels = Appending(bus.database, bus.wake_ups), [bus.wake_ups.channel_of_next]
             with caplog.at_level(logging.WARNING, "postbus"):
-                for sequence in (7, 8):
-                    bus.wake_ups.announce(sequence)
+                for number in (1, 2):
+                    # The first notifies by its statement, the second by one of its own: in vain.
+                    assert await appending.append([make_draft()]) == [Stored(number, None)]
                     await eventually(lambda: bus.wake_ups._sender is None)
+                    channels.append(bus.wake_ups.channel_of_next)
             await sleeper.close()
             async with listening(dsn, bus.database.channel) as outside:
                 await eventually_through(bus, outside.heard)
 
             assert bus.database.session.is_up
+            assert [*channels, bus.wake_ups.channel_of_next] == [
+                bus.database.channel,
+                None,
+                None,
+                channels[0],
+            ]
+            assert await ask(dsn, "SELECT count(*) FROM postbus.events") == 2
     assert caplog.text.count("can't be notified") == 1
     assert "NOTIFY queue" in caplog.text
     assert "was lost" not in caplog.text

@@ -126,7 +126,8 @@ class CatchUp:
             is_thorough=self._last is not None and reading.head >= self._last,
             is_dense=self._is_dense,
         )
-        self._is_dense = len(page.events) > _DENSE * (page.up_to - reading.head)
+        if page.up_to > reading.head:
+            self._is_dense = len(page.events) > _DENSE * (page.up_to - reading.head)
         self.may_have_retries = page.may_have_retries
         if self._last is not None and page.up_to > self._last:
             page = _up_to(page, max(self._last, reading.head))

@@ -41,6 +41,7 @@ logger = logging.getLogger("postbus")
 _MOST_SKIPPED = 1_000
 # That of a part soon: so much of what it sees is for other parts.
 _SECONDS_SKIPPED = 0.25
+_NO_EFFECTS = Effects()
 
 
 class CheckpointWriter:
@@ -287,10 +288,10 @@ class CheckpointWriter:
         # Who asked for synchronous checkpoints wants each of them on disk.
         has_events = self._count > 0 and self._count_due == 1
         is_repeatable = not has_events and not self._states and not self._given_up
-        return replace(self._progress(), is_repeatable=is_repeatable)
+        return self._progress(is_repeatable=is_repeatable)
 
-    def _progress(self, effects: Effects | None = None) -> Progress:
-        effects = effects or Effects()
+    def _progress(self, effects: Effects | None = None, *, is_repeatable: bool = False) -> Progress:
+        effects = effects or _NO_EFFECTS
         reached = self._advance.position
         return Progress(
             subscriber_id=self._subscriber_id,
@@ -305,6 +306,7 @@ class CheckpointWriter:
             part=self._part,
             states=[*self._states.values(), *effects.states],
             drafts=effects.drafts,
+            is_repeatable=is_repeatable,
         )
 
     async def _save(self, make_progress: Callable[[], Progress | None], *events: Event) -> None:

@@ -142,6 +142,8 @@ class LogReader:
             page = await patience.run(lambda: read(after, limit, wanted, is_waiting))
         events = page.events_for(wanted)
         passed = _passed(page, events, after) if after.open else ()
+        if not is_shared and events is page.events and not passed:
+            return page
         return replace(page, events=own_copies(events) if is_shared else events, passed=passed, _split={})
 
     def look_again_later(self) -> None:
@@ -165,6 +167,8 @@ class LogReader:
     def _has_others_near(self, head: GlobalSequence, patience: Patience) -> bool:
         """Whether what is read there may serve another subscriber as well."""
         self._places[patience] = head
+        if self._reader_count <= 1:
+            return False
         if len(self._places) < self._reader_count:
             # Somebody has only begun, and may be anywhere.
             return True

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import asyncpg
 
@@ -14,7 +15,7 @@ from postbus.ports import OnStored
 from postbus.stores.postgres.answers import Answer, Stored
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.groups import Groups
-from postbus.stores.postgres.inserts import LARGEST_STATEMENT, Inserts, size_of
+from postbus.stores.postgres.inserts import LARGEST_STATEMENT, Inserts, are_plain, size_of
 from postbus.stores.postgres.insisting import Insisting, are_all_new, tell_collision
 from postbus.stores.postgres.jobs import Job
 from postbus.stores.postgres.pool import Connection
@@ -29,11 +30,28 @@ _BUSY_SECONDS = 15.0
 _SECONDS_BEHIND = 0.1
 
 
-class Appending:
-    """Group commit; *announce* is told the highest number of what has become durable, and the lowest."""
+class Announcing(Protocol):
+    """Wakes whoever waits for new events."""
 
-    def __init__(self, database: Database, announce: Callable[[int, int], None]) -> None:
-        self._database, self._announce = database, announce
+    @property
+    def channel_of_next(self) -> str | None:
+        """Where the statement that makes the next commit may notify by itself; None: it must not."""
+        ...
+
+    def announce(self, sequence: int, first: int | None = None) -> None:
+        """This number is committed; *first*: the lowest one of the same commit, if there are several."""
+        ...
+
+    def note_notified(self, sequence: int) -> None:
+        """This number is committed, and the other processes were notified of it."""
+        ...
+
+
+class Appending:
+    """Group commit; *wake_ups* are told of what has become durable."""
+
+    def __init__(self, database: Database, wake_ups: Announcing) -> None:
+        self._database, self._wake_ups = database, wake_ups
         self._inserts = Inserts(database.queries("appending.sql"))
         self._insisting = Insisting(database, self._inserts)
         self._groups: Groups[Job] = Groups(
@@ -103,10 +121,14 @@ class Appending:
     async def _store_at_once(self, drafts: Sequence[Draft]) -> Answer:
         """In the caller's own task: a group and its task cost a fifth of a single append."""
         is_sent = False
+        channel = self._wake_ups.channel_of_next if len(drafts) == 1 and are_plain(drafts) else None
         try:
             async with self._at_once, self._database.untimed_connection() as connection:
                 is_sent = True
-                numbers = await self._inserts.insert(connection, drafts)
+                if channel is None:
+                    numbers = await self._inserts.insert(connection, drafts)
+                else:
+                    numbers = [await self._inserts.insert_and_notify(connection, drafts[0], channel)]
         except asyncio.CancelledError:
             # With its caller the answer is lost, as it is with a connection: a group asks for it again.
             self._submit(Job(drafts, _tell_nobody, may_be_stored=True))
@@ -114,11 +136,15 @@ class Appending:
         except StoreError as error:
             if not is_sent:
                 raise
-            is_lost = isinstance(error, StoreUnavailableError)
+            # If it was only the notification that was refused, a group finds it stored.
+            is_lost = channel is not None or isinstance(error, StoreUnavailableError)
             return await self._store_in_group(drafts, may_be_stored=is_lost)
         except Exception as error:
             raise _unknown(error) from error
-        self._announce(numbers[-1], numbers[0])
+        if channel is None:
+            self._wake_ups.announce(numbers[-1], numbers[0])
+        else:
+            self._wake_ups.note_notified(numbers[0])
         return Answer(numbers)
 
     async def _store_in_group(self, drafts: Sequence[Draft], *, may_be_stored: bool = False) -> Answer:
@@ -170,7 +196,7 @@ class Appending:
             self._settle(job, answer)
         numbers = [number for answer in answers for number in answer.sequences if number]
         if numbers:
-            self._announce(max(numbers), min(numbers))
+            self._wake_ups.announce(max(numbers), min(numbers))
 
     async def _store_alone(self, job: Job, patience: str) -> None:
         try:

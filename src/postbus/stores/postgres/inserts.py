@@ -50,6 +50,7 @@ class Inserts:
 
     def __init__(self, queries: Mapping[str, str]) -> None:
         self._insert_event = queries["insert_event"]
+        self._insert_and_notify = queries["insert_and_notify"]
         self._insert_events = queries["insert_events"]
         self._insert_full_events = queries["insert_full_events"]
         self._append_events = queries["append_events"]
@@ -62,17 +63,21 @@ class Inserts:
 
         A UniqueViolationError concerns all of them; append() can tell which one is to blame.
         """
-        if not _are_plain(drafts):
+        if not are_plain(drafts):
             columns = (*_common_columns(drafts), *_rare_columns(drafts))
             rows = await connection.fetch(self._insert_full_events, *columns, timeout=COMMAND_SECONDS)
         elif len(drafts) > 1:
             columns = _common_columns(drafts)
             rows = await connection.fetch(self._insert_events, *columns, timeout=COMMAND_SECONDS)
         else:
-            (draft,) = drafts
-            values = (draft.id, draft.type, draft.payload_json.decode(), draft.created_at)
-            rows = await connection.fetch(self._insert_event, *values, timeout=COMMAND_SECONDS)
+            rows = await connection.fetch(self._insert_event, *_values(drafts[0]), timeout=COMMAND_SECONDS)
         return sorted([row[0] for row in rows])
+
+    async def insert_and_notify(self, connection: Connection, draft: Draft, channel: str) -> int:
+        """Store one plain draft and notify of it; its number. After an error it may be stored."""
+        values = (*_values(draft), channel)
+        number: int = await connection.fetchval(self._insert_and_notify, *values, timeout=COMMAND_SECONDS)
+        return number
 
     async def append(
         self,
@@ -151,6 +156,10 @@ class Inserts:
         await connection.execute(self._end_parts)
 
 
+def _values(draft: Draft) -> tuple[object, ...]:
+    return draft.id, draft.type, draft.payload_json.decode(), draft.created_at
+
+
 def _common_columns(drafts: Sequence[Draft]) -> tuple[list[object], ...]:
     return (
         [draft.id for draft in drafts],
@@ -170,7 +179,7 @@ def _rare_columns(drafts: Sequence[Draft]) -> tuple[list[object], ...]:
     )
 
 
-def _are_plain(drafts: Sequence[Draft]) -> bool:
+def are_plain(drafts: Sequence[Draft]) -> bool:
     """Whether they have nothing in the rare columns."""
     for draft in drafts:
         if (

@@ -1,6 +1,7 @@
 """Reads a page of the log: the path that catching up lives on."""
 
 import asyncio
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from postbus.stores.postgres.page_columns import PageColumns, decode_numbers, pa
 from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.query_parts import fill_parts
-from postbus.stores.postgres.rows import Columns
+from postbus.stores.postgres.rows import Columns, event_from_row
 from postbus.stores.postgres.translation import DRIVER_ERRORS
 from postbus.stores.postgres.type_conditions import part_condition, type_condition
 
@@ -24,6 +25,8 @@ LARGEST_NUMBER = 2**63 - 1
 # A page of more text than this is decoded in slices of about the other size, between which others run.
 _MUCH_TEXT = 1024 * 1024
 _SLICE_OF_TEXT = 256 * 1024
+# One event is found soon enough with a plan for a log of a quarter of the size: a new plan takes longer.
+_DOUBLINGS_OF_NEXT = 2
 
 
 class _Facts(NamedTuple):
@@ -53,25 +56,52 @@ class LogPages:
         blocks = database.queries("log.sql")
         whole = fill_parts(blocks, and_wanted="", and_in_slice="")
         self._read_page, self._read_page_and_gaps = whole["read_page"], whole["read_page_and_gaps"]
+        self._read_next = whole["read_next"]
         self._read_wanted_page = fill_parts(blocks)["read_wanted_page"]
         in_part = fill_parts(blocks, and_wanted=blocks["and_wanted_in_part"])
         self._read_page_of_part = in_part["read_wanted_page"]
         self._read_last_drawn = whole["read_last_drawn"]
         self._size = PageSize()
         self._head = 0
+        # Whether the last whole page had no more than one event.
+        self._come_singly = False
         self._sized: dict[tuple[str, int], str] = {}
 
     async def read(
         self, connection: Connection, after: LogPosition, limit: int, wanted: WantedEvents | None
     ) -> tuple[LogPage, GlobalSequence]:
         """The events in the open gaps and at most *limit* after the head, and how far the log goes."""
+        if self._come_singly and after.head >= self._head and wanted is None and not after.open and limit > 0:
+            page = await self._next(connection, after)
+            if page is not None:
+                return page, GlobalSequence(self._head)
+        return await self._whole_page(connection, after, limit, wanted)
+
+    async def _next(self, connection: Connection, after: LogPosition) -> LogPage | None:
+        """A page of one event; None if there is none, and nothing else is known either."""
+        query = self._fit(self._read_next, _DOUBLINGS_OF_NEXT)
+        row = await connection.fetchrow(query, min(after.head, LARGEST_NUMBER))
+        if row is None:
+            return None
+        self._head, server, may_have_retries, number = row[:4]
+        return LogPage(
+            [event_from_row(row[3:])],
+            number,
+            _skipped([number], after.head),
+            server,
+            may_have_retries=may_have_retries,
+        )
+
+    async def _whole_page(
+        self, connection: Connection, after: LogPosition, limit: int, wanted: WantedEvents | None
+    ) -> tuple[LogPage, GlobalSequence]:
         try:
             (row,) = await self._fetch(connection, after, limit, wanted)
         except DRIVER_ERRORS as error:
             self._size.note_failure(error)
             raise
         facts, columns = _Facts(*row[:_FACT_COUNT]), page_columns(row[_FACT_COUNT:])
-        self._head = facts.head
+        self._head, self._come_singly = facts.head, len(columns.numbers) <= 1
         is_beyond = facts.head < after.head and after.head > await connection.fetchval(self._read_last_drawn)
         up_to, missing = _reach(facts, columns.numbers, after, is_whole=wanted is None)
         page = LogPage(
@@ -103,12 +133,12 @@ class LogPages:
             return await connection.fetch(query, *place, *_bounds(after.open))
         return await connection.fetch(self._fit(self._read_page), *place)
 
-    def _fit(self, query: str) -> str:
-        """The same statement in other words whenever the log has doubled.
+    def _fit(self, query: str, step: int = 1) -> str:
+        """The same statement in other words whenever the log has doubled *step* times.
 
         A prepared statement may keep the plan that was good when the log was empty: read all, and sort it.
         """
-        doublings = self._head.bit_length()
+        doublings = math.ceil(self._head.bit_length() / step) * step
         sized = self._sized.get((query, doublings))
         if sized is None:
             sized = self._sized[query, doublings] = f"{query} /* less than 2^{doublings} events */"

@@ -48,7 +48,7 @@ class PgEventStore(UserCalls):
         super().__init__(self._clock)
         self._database = Database(target, schema=schema, session_dsn=session_dsn, pool_size=pool_size)
         self._wake_ups = WakeUps(self._database, notify)
-        self._appending = Appending(self._database, self._wake_ups.announce)
+        self._appending = Appending(self._database, self._wake_ups)
         self.queue = PgEventQueue(self._appending)
         self.backlog = NoBacklog()
         self.dispatch_lock = NoDispatchLock()

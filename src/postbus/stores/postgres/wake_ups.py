@@ -23,7 +23,7 @@ _SECONDS_BETWEEN = 0.001
 _SHORTEST_LOOK = 0.005
 _LONGEST_LOOK = 0.5
 _GIVEN_UP_AFTER = 60.0
-# How many of our own notifications may be on their way back.
+# How many of our own notifications may be on their way back, or are back before they are known to be ours.
 _MOST_ECHOES = 64
 
 
@@ -46,6 +46,7 @@ class WakeUps:
         self._debt_timer: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
         self._echoes: deque[int] = deque(maxlen=_MOST_ECHOES)
+        self._heard: deque[int] = deque(maxlen=_MOST_ECHOES)
         self._has_warned = False
         # Numbers of transactions that are not ours, with the moment at which they are given up.
         self._foreign: dict[int, float] = {}
@@ -96,6 +97,25 @@ class WakeUps:
             elif self._debt_timer is None:
                 self._look_at_debt()
 
+    @property
+    def channel_of_next(self) -> str | None:
+        """Where the statement that makes the next commit may notify by itself; None: it must not."""
+        is_each_told = self._mode == "after_commit" and self._thinning.step == 1 and not self._has_warned
+        return self._database.channel if is_each_told else None
+
+    def note_notified(self, sequence: int) -> None:
+        """This number is committed, and the other processes are notified: wake the watchers of this one."""
+        self.note_head(sequence)
+        # It tells of everything before as well.
+        self._owed = None
+        self._thinning.commit(sequence, sequence, asyncio.get_running_loop().time())
+        self._thinning.settle()
+        if sequence in self._heard:
+            self._heard.remove(sequence)
+        else:
+            self._echoes.append(sequence)
+            self.wake()
+
     def watch_foreign(self, sequences: Sequence[int]) -> None:
         """Announce these numbers of a caller's own transaction as soon as they are visible."""
         if self._mode == "trigger":
@@ -132,10 +152,13 @@ class WakeUps:
         if sequence is None:
             # What was sent while nobody listened does not come back.
             self._echoes.clear()
+            self._heard.clear()
         elif sequence in self._echoes:
             # From this process, whose watchers know.
             self._echoes.remove(sequence)
             return
+        else:
+            self._heard.append(sequence)
         # No more than a wake-up: anybody may notify of any number. It does not wait for the next turn of the
         # event loop: that would be a tenth of the way from here to the handler.
         if not self._is_wake_scheduled:

@@ -5,6 +5,10 @@
 INSERT INTO {schema}.events (id, event_type, data, created_at) VALUES ($1, $2, $3::text::json, $4)
 RETURNING global_sequence;
 
+-- name: insert_and_notify
+-- The same, and tells the other processes as soon as it is committed. After an error it may be stored.
+CALL {schema}.insert_and_notify($1, $2, $3, $4, $5, NULL);
+
 -- name: insert_events
 -- The numbers rise in the order of the arrays, since they are drawn after the sort; RETURNING promises no order.
 INSERT INTO {schema}.events (id, event_type, data, created_at)

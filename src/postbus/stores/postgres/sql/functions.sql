@@ -245,6 +245,22 @@ BEGIN
     END LOOP;
 END $postbus$;
 
+-- name: insert_and_notify
+-- Stores one event, new for certain, commits, and then notifies: one statement of a client that is in no transaction.
+-- No commit waits for the lock that notifications take, and no notification for a client to send it. The second
+-- transaction writes nothing that would have to be on disk. If it fails, the event is stored nevertheless.
+-- A procedure with settings of its own may not commit: so it has no search_path, and names are complete.
+CREATE OR REPLACE PROCEDURE {schema}.insert_and_notify(
+    new_id text, new_type text, payload text, moment timestamptz, channel text, INOUT number bigint
+)
+LANGUAGE plpgsql AS $postbus$
+BEGIN
+    INSERT INTO {schema}.events (id, event_type, data, created_at)
+    VALUES (new_id, new_type, payload::pg_catalog.json, moment) RETURNING global_sequence INTO number;
+    COMMIT;
+    PERFORM pg_catalog.pg_notify(channel, number::pg_catalog.text);
+END $postbus$;
+
 -- name: new_event_id
 -- A time-ordered UUID (version 7): random ones are spread all over the index and make it slow.
 CREATE OR REPLACE FUNCTION {schema}.new_event_id() RETURNS text

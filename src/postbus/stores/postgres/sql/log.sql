@@ -149,6 +149,12 @@ WITH room AS MATERIALIZED ({room})
 SELECT {head}, {server}, {has_retries}, false, (SELECT row_count FROM room), NULL, NULL, NULL, {page_columns}
 FROM ({rows_after}) AS e;
 
+-- name: read_next
+-- The first event after the number $1, in a row of event_columns; before it come the first three facts of read_page.
+-- No row if there is none. Who is at the head mostly reads one event at a time, and a page takes half as long again.
+SELECT {head}, {server}, {has_retries}, {event_columns} FROM {schema}.events AS e
+WHERE global_sequence > {after} ORDER BY global_sequence LIMIT 1;
+
 -- name: read_page_and_gaps
 -- The same with the events in the open gaps before it, as of the same moment because it is one statement. If
 -- there are more than fit, the page is cut and nothing comes after them.

@@ -457,3 +457,7 @@ CREATE INDEX IF NOT EXISTS idx_outbox_suspects
 ON event_bus_outbox (subscriber_pool, available_at, global_sequence) WHERE is_suspect;
 CREATE INDEX IF NOT EXISTS idx_outbox_retries ON event_bus_outbox (subscriber_pool, global_sequence)
 WHERE dead_letter_id IS NOT NULL;
+
+-- name: 3_functions
+-- No table is changed: insert_and_notify is new.
+DO $postbus$ BEGIN END $postbus$;
