@@ -3,6 +3,7 @@
 import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import asyncpg
@@ -16,7 +17,7 @@ from postbus.stores.postgres.page_columns import PageColumns, decode_numbers, pa
 from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.query_parts import fill_parts
-from postbus.stores.postgres.rows import Columns
+from postbus.stores.postgres.rows import Columns, join_columns
 from postbus.stores.postgres.translation import DRIVER_ERRORS
 from postbus.stores.postgres.type_conditions import part_condition, type_condition
 
@@ -66,16 +67,18 @@ class LogPages:
     ) -> tuple[LogPage, GlobalSequence]:
         """The events in the open gaps and at most *limit* after the head, and how far the log goes."""
         try:
-            (row,) = await self._fetch(connection, after, limit, wanted)
+            rows = await self._fetch(connection, after, limit, wanted)
         except DRIVER_ERRORS as error:
             self._size.note_failure(error)
             raise
-        facts, columns = _Facts(*row[:_FACT_COUNT]), page_columns(row[_FACT_COUNT:])
+        facts = _Facts(*rows[0][:_FACT_COUNT])
+        pieces = page_columns((row[_FACT_COUNT:] for row in rows), after.head)
+        numbers = [number for piece in pieces for number in piece.numbers]
         self._head = facts.head
         is_beyond = facts.head < after.head and after.head > await connection.fetchval(self._read_last_drawn)
-        up_to, missing = _reach(facts, columns.numbers, after, is_whole=wanted is None)
+        up_to, missing = _reach(facts, numbers, after, is_whole=wanted is None)
         page = LogPage(
-            await _events_of(columns),
+            await _events_of(numbers, pieces),
             up_to,
             missing,
             facts.server,
@@ -83,7 +86,7 @@ class LogPages:
             is_beyond=is_beyond,
             may_have_retries=facts.may_have_retries,
         )
-        if facts.is_cut or 0 < facts.room <= len(columns.numbers):
+        if facts.is_cut or 0 < facts.room <= len(numbers):
             self._size.note_full()
         return page, facts.head
 
@@ -115,10 +118,11 @@ class LogPages:
         return sized
 
 
-async def _events_of(page: PageColumns) -> Sequence[Event]:
-    if len(page.payloads) > _MUCH_TEXT:
-        return await decode_page(page.split())
-    return LateEvents(page.numbers, page.types, page.decode)
+async def _events_of(numbers: Sequence[GlobalSequence], pieces: Sequence[PageColumns]) -> Sequence[Event]:
+    if sum(len(piece.payloads) for piece in pieces) > _MUCH_TEXT:
+        return await decode_page(join_columns(piece.split() for piece in pieces))
+    types = chain.from_iterable(piece.types for piece in pieces)
+    return LateEvents(numbers, types, lambda: [event for piece in pieces for event in piece.decode()])
 
 
 async def decode_page(columns: Columns) -> Sequence[Event]:
