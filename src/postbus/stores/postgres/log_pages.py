@@ -3,6 +3,7 @@
 import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from postbus.late_events import LateEvents
 from postbus.ports import WantedEvents
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.number_lists import to_literal
-from postbus.stores.postgres.page_columns import PageColumns, decode_numbers, page_columns
+from postbus.stores.postgres.page_columns import PageColumns, decode_numbers, decode_pieces, page_columns
 from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.query_parts import fill_parts
@@ -122,7 +123,7 @@ async def _events_of(numbers: Sequence[GlobalSequence], pieces: Sequence[PageCol
     if sum(len(piece.payloads) for piece in pieces) > _MUCH_TEXT:
         return await decode_page(join_columns(piece.split() for piece in pieces))
     types = chain.from_iterable(piece.types for piece in pieces)
-    return LateEvents(numbers, types, lambda: [event for piece in pieces for event in piece.decode()])
+    return LateEvents(numbers, types, partial(decode_pieces, pieces))
 
 
 async def decode_page(columns: Columns) -> Sequence[Event]:

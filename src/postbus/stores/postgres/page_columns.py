@@ -33,16 +33,12 @@ class PageColumns(NamedTuple):
     more: Sequence[str] | None
     having_more: str | None
 
-    def decode(self) -> list[Event]:
-        """The events."""
-        payloads = decode_payloads(self.payloads.replace(_BETWEEN, ","))
-        return self.split().decode() if payloads is None else make_events(self._with(()), payloads)
-
     def split(self) -> Columns:
         """Each payload for itself."""
-        return self._with(self.payloads.split(_BETWEEN))
+        return self.with_payloads(self.payloads.split(_BETWEEN))
 
-    def _with(self, payloads: Sequence[str]) -> Columns:
+    def with_payloads(self, payloads: Sequence[str]) -> Columns:
+        """Everything but the payloads is theirs."""
         # As PostgreSQL writes moments without a time zone: they are in UTC.
         in_utc = self.moments[:-2].replace('",', 'Z",') + 'Z"]'
         versions = None if self.versions is None else _decode_versions(self.versions)
@@ -64,6 +60,19 @@ class PageColumns(NamedTuple):
         if at is None:
             return values
         return list(map(dict(zip(decode_numbers(at), values, strict=True)).get, self.numbers))
+
+
+def decode_pieces(pieces: Sequence[PageColumns]) -> list[Event]:
+    """Their events."""
+    texts = _BETWEEN.join(piece.payloads for piece in pieces)
+    payloads = decode_payloads(texts.replace(_BETWEEN, ","))
+    if payloads is None:
+        return [event for piece in pieces for event in piece.split().decode()]
+    events: list[Event] = []
+    for piece in pieces:
+        start = len(events)
+        events += make_events(piece.with_payloads(()), payloads[start : start + len(piece.ids)])
+    return events
 
 
 def decode_numbers(text: str | None) -> Sequence[GlobalSequence]:

@@ -102,11 +102,11 @@ FROM (
 ) AS cut ON true CROSS JOIN LATERAL (
     SELECT coalesce(cut.row_count, found.row_count) AS row_count, coalesce(cut.last, found.last) AS last
 ) AS fitting CROSS JOIN LATERAL (
-    SELECT greatest(1, least(16, 1 + found.size / 32768, fitting.row_count)) AS piece_count
+    SELECT greatest(1, least(16, 1 + found.size / 65536, fitting.row_count)) AS piece_count
 ) AS pieces;
 
 -- name: rows_after
--- In several rows of about 32 KB: for texts that are much larger the server asks the operating system for memory
+-- In several rows of about 64 KB: for texts that are much larger the server asks the operating system for memory
 -- each time, which can take as long as all the rest. They are cut by numbers, not by events, so that each is
 -- found by the index: where numbers are missing, some are smaller. For the upper bound see filled.
 SELECT piece.* FROM room CROSS JOIN generate_series(1, 16) AS number CROSS JOIN LATERAL (
