@@ -15,8 +15,8 @@ from tests.postgres.steps import Session
 from tests.stores.checkpoint_steps import START, make_database
 from tests.stores.log_steps import numbers_of, open_log, open_writer, position
 
-# Of every kind there are some in each row: streams, metadata, other types; and if $2 is below 50, payloads that
-# Python cannot read.
+# Of every kind there are some in each row: streams, metadata, other types; and if $2 is below 50, payloads
+# that Python cannot read.
 _INSERT = """
 INSERT INTO events (global_sequence, id, event_type, data, created_at, stream_id, stream_version, metadata)
 SELECT number, 'event-' || number, CASE number % 3 WHEN 0 THEN 'mail.sent' ELSE 'order.placed' END,
