@@ -69,7 +69,9 @@ LIMITS: Mapping[str, str] = {
         "time in the client beyond raw's, and 30 µs on the server"
     ),
     "PostgreSQL: beside an open gap ÷ quiet": (
-        "a checkpoint has to hold the gap, and the writers are looked at every 50 ms"
+        "as long as the writer's transaction is open, the server keeps every version of the checkpoint's "
+        "row: after 2,000 checkpoints the bare UPDATE takes it 47 µs instead of 36. Besides, a checkpoint "
+        "has to hold the gap (5 µs more), and the writers are looked at every 50 ms"
     ),
     "PostgreSQL: latency p50 ÷ eventsourcing": (
         "raw NOTIFY and fetch itself is no more than about 1.5 times as quick as eventsourcing here"

@@ -17,7 +17,7 @@ from postbus.ops.bench.postgres.filling import create, insert
 from postbus.ops.bench.postgres.sessions import durability
 from postbus.pg import PgEventBus
 
-_COUNT = 50_000
+_COUNT = 200_000
 
 Disturb = Callable[[str, PgEventBus], AbstractAsyncContextManager[None]]
 

@@ -4,6 +4,8 @@ import asyncio
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import asyncpg
@@ -13,11 +15,11 @@ from postbus.late_events import LateEvents
 from postbus.ports import WantedEvents
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.number_lists import to_literal
-from postbus.stores.postgres.page_columns import PageColumns, decode_numbers, page_columns
+from postbus.stores.postgres.page_columns import PageColumns, decode_numbers, decode_pieces, page_columns
 from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.query_parts import fill_parts
-from postbus.stores.postgres.rows import Columns, event_from_row
+from postbus.stores.postgres.rows import Columns, event_from_row, join_columns
 from postbus.stores.postgres.translation import DRIVER_ERRORS
 from postbus.stores.postgres.type_conditions import part_condition, type_condition
 
@@ -96,16 +98,18 @@ class LogPages:
         self, connection: Connection, after: LogPosition, limit: int, wanted: WantedEvents | None
     ) -> tuple[LogPage, GlobalSequence]:
         try:
-            (row,) = await self._fetch(connection, after, limit, wanted)
+            rows = await self._fetch(connection, after, limit, wanted)
         except DRIVER_ERRORS as error:
             self._size.note_failure(error)
             raise
-        facts, columns = _Facts(*row[:_FACT_COUNT]), page_columns(row[_FACT_COUNT:])
-        self._head, self._come_singly = facts.head, len(columns.numbers) <= 1
+        facts = _Facts(*rows[0][:_FACT_COUNT])
+        pieces = page_columns((row[_FACT_COUNT:] for row in rows), after.head)
+        numbers = [number for piece in pieces for number in piece.numbers]
+        self._head, self._come_singly = facts.head, len(numbers) <= 1
         is_beyond = facts.head < after.head and after.head > await connection.fetchval(self._read_last_drawn)
-        up_to, missing = _reach(facts, columns.numbers, after, is_whole=wanted is None)
+        up_to, missing = _reach(facts, numbers, after, is_whole=wanted is None)
         page = LogPage(
-            await _events_of(columns),
+            await _events_of(numbers, pieces),
             up_to,
             missing,
             facts.server,
@@ -113,7 +117,7 @@ class LogPages:
             is_beyond=is_beyond,
             may_have_retries=facts.may_have_retries,
         )
-        if facts.is_cut or 0 < facts.room <= len(columns.numbers):
+        if facts.is_cut or 0 < facts.room <= len(numbers):
             self._size.note_full()
         return page, facts.head
 
@@ -145,10 +149,11 @@ class LogPages:
         return sized
 
 
-async def _events_of(page: PageColumns) -> Sequence[Event]:
-    if len(page.payloads) > _MUCH_TEXT:
-        return await decode_page(page.split())
-    return LateEvents(page.numbers, page.types, page.decode)
+async def _events_of(numbers: Sequence[GlobalSequence], pieces: Sequence[PageColumns]) -> Sequence[Event]:
+    if sum(len(piece.payloads) for piece in pieces) > _MUCH_TEXT:
+        return await decode_page(join_columns(piece.split() for piece in pieces))
+    types = chain.from_iterable(piece.types for piece in pieces)
+    return LateEvents(numbers, types, partial(decode_pieces, pieces))
 
 
 async def decode_page(columns: Columns) -> Sequence[Event]:

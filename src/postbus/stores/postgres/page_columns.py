@@ -1,13 +1,13 @@
 """A page of the log as it comes: what is not needed to ask for the next page is looked at later."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from postbus.events import Event, GlobalSequence
-from postbus.stores.postgres.rows import NO_EVENTS, Columns, decode_payloads, make_events
+from postbus.stores.postgres.rows import Columns, decode_payloads, make_events
 
 # Stands between two payloads, in the statement as well. No JSON has it: in strings it has to be escaped.
 _BETWEEN = "\x1e"
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class PageColumns(NamedTuple):
-    """What page_columns has read. Where streams or more have numbers, only events of these have them."""
+    """A row of page_columns. Where streams or more have numbers, only events of these have them."""
 
     numbers: Sequence[GlobalSequence]
     ids: Sequence[str]
@@ -33,18 +33,12 @@ class PageColumns(NamedTuple):
     more: Sequence[str] | None
     having_more: str | None
 
-    def decode(self) -> list[Event]:
-        """The events."""
-        if not self.numbers:
-            return []
-        payloads = decode_payloads(self.payloads.replace(_BETWEEN, ","))
-        return self.split().decode() if payloads is None else make_events(self._with(()), payloads)
-
     def split(self) -> Columns:
         """Each payload for itself."""
-        return self._with(self.payloads.split(_BETWEEN)) if self.numbers else NO_EVENTS
+        return self.with_payloads(self.payloads.split(_BETWEEN))
 
-    def _with(self, payloads: Sequence[str]) -> Columns:
+    def with_payloads(self, payloads: Sequence[str]) -> Columns:
+        """Everything but the payloads is theirs."""
         # As PostgreSQL writes moments without a time zone: they are in UTC.
         in_utc = self.moments[:-2].replace('",', 'Z",') + 'Z"]'
         versions = None if self.versions is None else _decode_versions(self.versions)
@@ -68,14 +62,34 @@ class PageColumns(NamedTuple):
         return list(map(dict(zip(decode_numbers(at), values, strict=True)).get, self.numbers))
 
 
+def decode_pieces(pieces: Sequence[PageColumns]) -> list[Event]:
+    """Their events."""
+    texts = _BETWEEN.join(piece.payloads for piece in pieces)
+    payloads = decode_payloads(texts.replace(_BETWEEN, ","))
+    if payloads is None:
+        return [event for piece in pieces for event in piece.split().decode()]
+    events: list[Event] = []
+    for piece in pieces:
+        start = len(events)
+        events += make_events(piece.with_payloads(()), payloads[start : start + len(piece.ids)])
+    return events
+
+
 def decode_numbers(text: str | None) -> Sequence[GlobalSequence]:
     """Numbers that come as JSON; none if there is no text."""
     return () if text is None else _decode_list(text)  # type: ignore[return-value]
 
 
-def page_columns(row: Sequence[Any]) -> PageColumns:
-    """What page_columns has read."""
-    numbers, *others = row
-    if numbers is None:
-        return PageColumns((), (), (), "", "[]", None, None, None, None, None)
-    return PageColumns(decode_numbers(numbers), *others)
+def page_columns(rows: Iterable[Sequence[Any]], after: GlobalSequence) -> list[PageColumns]:
+    """What page_columns has read, in order; where no numbers are told, they go on *after* the ones before."""
+    pieces = []
+    for numbers, ids, *others in rows:
+        if ids is None:
+            continue
+        if numbers is None:
+            known: Sequence[Any] = range(after + 1, after + 1 + len(ids))
+            after = known[-1]
+        else:
+            known = decode_numbers(numbers)
+        pieces.append(PageColumns(known, ids, *others))
+    return pieces

@@ -1,8 +1,8 @@
 """Rows and drafts as events, and rows as dead letters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -90,6 +90,11 @@ def make_events(columns: Columns, payloads: Sequence[Any]) -> list[Event]:
 def columns_from_rows(rows: Sequence[asyncpg.Record | tuple[Any, ...]]) -> Columns:
     """What event_columns has read."""
     return Columns(*zip(*rows, strict=True)) if rows else NO_EVENTS
+
+
+def join_columns(pieces: Iterable[Columns]) -> Columns:
+    """One after the other."""
+    return Columns(*(list(chain.from_iterable(column)) for column in zip(*pieces, strict=True)))
 
 
 def event_from_row(row: asyncpg.Record | tuple[Any, ...]) -> Event:

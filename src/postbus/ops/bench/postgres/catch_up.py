@@ -16,7 +16,7 @@ from postbus.ops.bench.postgres.filling import fill
 from postbus.ops.bench.postgres.sessions import ask, durability
 from postbus.pg import PgEventBus
 
-COUNT = 100_000
+COUNT = 200_000
 TITLE = f"PostgreSQL: catch-up of a durable subscriber, {COUNT:,} events, handler that does nothing"
 RATE = Column("rate", "events/s", "/s")
 BY_DECODED = RatioColumn("rate", "÷ raw decoded", "raw-decoded")

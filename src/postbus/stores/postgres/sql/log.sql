@@ -17,14 +17,14 @@ e.global_sequence, e.id, e.event_type, coalesce(e.data::text, 'null') AS data,
 (stream_id IS NOT NULL OR stream_version IS NOT NULL);
 
 -- name: page_columns
--- All events of a page in one row, each column a list: of these the driver makes a few objects instead of a
--- record of every event. Moments come as JSON in UTC, because the driver takes longer for one of them than
--- for all the rest of an event; numbers come as JSON, because a new connection has to ask the server for 20 ms
--- how to read a list of them. Payloads are one text with a character in between that no JSON has. Of streams
--- and of what most events lack there are only those that are there; which events they belong to is told where
--- some have them and some do not.
-json_agg(global_sequence)::text, array_agg(id), array_agg(event_type), string_agg(data, E'\x1e'),
-    json_agg(created_at AT TIME ZONE INTERVAL '0')::text,
+-- Many events in one row, each column a list: of these the driver makes a few objects instead of a record of
+-- every event. Moments come as JSON in UTC, because the driver takes longer for one of them than for all the
+-- rest of an event; numbers come as JSON, because a new connection has to ask the server for 20 ms how to read
+-- a list of them, and only if they do not just go on. Payloads are one text with a character in between that
+-- no JSON has. Of streams and of what most events lack there are only those that are there; which events they
+-- belong to is told where some have them and some do not.
+json_agg(global_sequence) FILTER (WHERE has_gaps)::text, array_agg(id), array_agg(event_type),
+    string_agg(data, E'\x1e'), json_agg(created_at AT TIME ZONE INTERVAL '0')::text,
     array_agg(stream_id) FILTER (WHERE {is_in_stream}),
     json_agg(stream_version) FILTER (WHERE {is_in_stream})::text,
     CASE WHEN count(*) FILTER (WHERE {is_in_stream}) < count(*)
@@ -84,25 +84,42 @@ LIMIT $2::bigint;
 
 -- name: room
 -- How many events after $1 go into the page: at most $2, and no more after the one that makes it $3 bytes.
--- Mostly all of them do, and one sum tells. If not, the sums are made one after the other.
-SELECT CASE WHEN (SELECT coalesce(sum(size), 0) FROM ({next_sizes}) AS sizes) < (SELECT $3::bigint)
-THEN $2::bigint
-ELSE coalesce((
-    SELECT row_count FROM (
-        SELECT count(*) OVER in_order AS row_count, sum(size) OVER in_order AS size
+-- Mostly all of them do, and one sum tells. If not, the sums are made one after the other. Besides, the last of
+-- them, whether numbers are missing up to it, and in how many pieces they come.
+SELECT coalesce(cut.row_count, $2::bigint) AS row_count, fitting.last,
+    fitting.last - {after} > fitting.row_count AS has_gaps, piece_count,
+    (fitting.last - {after}) / piece_count AS piece_width
+FROM (
+    SELECT count(*) AS row_count, max(global_sequence) AS last, coalesce(sum(size), 0) AS size
+    FROM ({next_sizes}) AS sizes
+) AS found LEFT JOIN LATERAL (
+    SELECT row_count, global_sequence AS last FROM (
+        SELECT count(*) OVER in_order AS row_count, sum(size) OVER in_order AS size, global_sequence
         FROM ({next_sizes}) AS sizes
         WINDOW in_order AS (ORDER BY global_sequence ROWS UNBOUNDED PRECEDING)
     ) AS sums
-    WHERE size >= (SELECT $3::bigint) LIMIT 1
-), $2::bigint) END AS row_count;
+    WHERE found.size >= (SELECT $3::bigint) AND size >= (SELECT $3::bigint) LIMIT 1
+) AS cut ON true CROSS JOIN LATERAL (
+    SELECT coalesce(cut.row_count, found.row_count) AS row_count, coalesce(cut.last, found.last) AS last
+) AS fitting CROSS JOIN LATERAL (
+    SELECT greatest(1, least(16, 1 + found.size / 65536, fitting.row_count)) AS piece_count
+) AS pieces;
 
 -- name: rows_after
-SELECT * FROM (
-    SELECT {event_columns} FROM {schema}.events AS e
-    WHERE global_sequence > {after} {and_in_slice} {and_wanted}
-    ORDER BY global_sequence LIMIT 1000
-) AS e
-LIMIT (SELECT row_count FROM room);
+-- In several rows of about 64 KB: for texts that are much larger the server asks the operating system for memory
+-- each time, which can take as long as all the rest. They are cut by numbers, not by events, so that each is
+-- found by the index: where numbers are missing, some are smaller. For the upper bound see filled.
+SELECT piece.* FROM room CROSS JOIN generate_series(1, 16) AS number CROSS JOIN LATERAL (
+    SELECT {page_columns} FROM (
+        SELECT {event_columns}, room.has_gaps FROM {schema}.events AS e
+        WHERE global_sequence > {after} + piece_width * (number - 1)
+            AND (global_sequence, 0) <= (
+                CASE WHEN number = piece_count THEN room.last ELSE {after} + piece_width * number END, 0
+            ) {and_wanted}
+        ORDER BY global_sequence LIMIT 1000
+    ) AS e
+) AS piece
+WHERE number <= piece_count;
 
 -- name: filled
 -- The events that have appeared in the gaps ($4: first numbers, $5: last numbers, in order), and which of
@@ -129,8 +146,10 @@ SELECT global_sequence, row_number() OVER (ORDER BY global_sequence) <= least(10
 FROM found;
 
 -- name: filled_rows
-SELECT {event_columns} FROM filled JOIN {schema}.events AS e USING (global_sequence)
-WHERE fits ORDER BY e.global_sequence LIMIT 1000;
+SELECT {page_columns} FROM (
+    SELECT {event_columns}, true AS has_gaps FROM filled JOIN {schema}.events AS e USING (global_sequence)
+    WHERE fits ORDER BY e.global_sequence LIMIT 1000
+) AS e;
 
 -- name: has_retries
 -- Whether a dead letter is to be retried. Ordered as its small index is: otherwise the planner may read all.
@@ -143,11 +162,11 @@ EXISTS (SELECT FROM filled WHERE NOT fits);
 -- Here the statements begin.
 
 -- name: read_page
--- At most $2 events after the number $1, in order. Before them come the highest number of the log, which server
--- answers, whether there are retries, whether the page is cut and how many events there is room for.
+-- At most $2 events after the number $1, in order. In every row come before them the highest number of the log,
+-- which server answers, whether there are retries, whether the page is cut and how many events there is room for.
 WITH room AS MATERIALIZED ({room})
-SELECT {head}, {server}, {has_retries}, false, (SELECT row_count FROM room), NULL, NULL, NULL, {page_columns}
-FROM ({rows_after}) AS e;
+SELECT {head}, (SELECT {server}), {has_retries}, false, (SELECT row_count FROM room), NULL, NULL, NULL, page.*
+FROM ({rows_after}) AS page;
 
 -- name: read_next
 -- The first event after the number $1, in a row of event_columns; before it come the first three facts of read_page.
@@ -159,9 +178,8 @@ WHERE global_sequence > {after} ORDER BY global_sequence LIMIT 1;
 -- The same with the events in the open gaps before it, as of the same moment because it is one statement. If
 -- there are more than fit, the page is cut and nothing comes after them.
 WITH filled AS MATERIALIZED ({filled}), room AS MATERIALIZED ({room})
-SELECT {head}, {server}, {has_retries}, {is_cut}, (SELECT row_count FROM room), NULL, NULL, NULL,
-    {page_columns}
-FROM (({filled_rows}) UNION ALL (SELECT * FROM ({rows_after}) AS e WHERE NOT {is_cut})) AS e;
+SELECT {head}, (SELECT {server}), {has_retries}, {is_cut}, (SELECT row_count FROM room), NULL, NULL, NULL, page.*
+FROM (({filled_rows}) UNION ALL (SELECT * FROM ({rows_after}) AS after WHERE NOT {is_cut})) AS page;
 
 -- name: read_wanted_page
 -- The same with only the events that are wanted, out of the next 2000; and with the last number looked at and
@@ -182,9 +200,9 @@ WITH slice AS MATERIALIZED (
     ) AS numbers
     WHERE (SELECT last - {after} > row_count FROM slice) AND global_sequence > previous + 1
 ), filled AS MATERIALIZED ({filled}), room AS MATERIALIZED ({room})
-SELECT {head}, {server}, {has_retries}, {is_cut}, (SELECT row_count FROM room), (SELECT last FROM slice),
-    (SELECT firsts FROM missing), (SELECT lasts FROM missing), {page_columns}
-FROM (({filled_rows}) UNION ALL (SELECT * FROM ({rows_after}) AS e WHERE NOT {is_cut})) AS e;
+SELECT {head}, (SELECT {server}), {has_retries}, {is_cut}, (SELECT row_count FROM room), (SELECT last FROM slice),
+    (SELECT firsts FROM missing), (SELECT lasts FROM missing), page.*
+FROM (({filled_rows}) UNION ALL (SELECT * FROM ({rows_after}) AS after WHERE NOT {is_cut})) AS page;
 
 -- name: read_last_drawn
 -- The last number that the sequence has handed out, whether its event is still there or not.
