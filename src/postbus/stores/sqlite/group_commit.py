@@ -195,6 +195,7 @@ class GroupCommit:
 
     def _write_at_once(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
         """One statement that is its own transaction; whether the numbers were free and no one in the way."""
+        last_before = self._last_sequence
         try:
             if inserts:
                 is_written = self._insert(inserts, finished)
@@ -205,7 +206,8 @@ class GroupCommit:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
                 return False
             raise
-        change_count = len(finished) + sum([len(job.drafts) for job in inserts])
+        # Finished events that go along are on the pages of the last groups, which have to be copied anyway.
+        change_count = self._last_sequence - last_before if inserts else len(finished)
         self._pages_since_checkpoint += change_count * _PAGES_PER_CHANGE
         return is_written
 
