@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench import peers
 from postbus.ops.bench.model import Candidate, Column, Effort, RatioColumn, Sample, Tier, Workload
-from postbus.ops.bench.sqlite import raw
+from postbus.ops.bench.sqlite import raw, raw_shared
 from postbus.ops.bench.sqlite.publish import (
     BY_COMMIT,
     BY_GROUP,
@@ -28,9 +28,11 @@ _RAW: tuple[tuple[str, str, Run], ...] = (
      raw.commit_three_times),
 )  # fmt: skip
 _RAW_BATCHES: tuple[tuple[str, str, Run], ...] = (
+    ("raw-tasks", "raw: 100 tasks that wait for a shared commit in a thread and a handler, marked done later",
+     raw_shared.commit_for_tasks),
     ("raw-specified", "raw: the same, the specification's schema", raw.commit_groups_as_specified),
     ("raw-batch", "raw: executemany of 1000 in one transaction, inserted only", raw.insert_batches),
-)
+)  # fmt: skip
 _PEERS: tuple[tuple[str, str, Run], ...] = (
     ("huey", "huey: enqueue, dequeue (at most once), execute", peers.run_huey),
     ("persist-queue", "persist-queue: SQLiteAckQueue put, get, ack", peers.run_persist_queue),
@@ -87,6 +89,7 @@ def _workload(synchronous: str, tier: Tier) -> Workload:
             RatioColumn("rate", "÷ one commit each, in a thread", "raw-thread"),
             RatioColumn("rate", "÷ three commits", "raw-three"),
             BY_GROUP,
+            RatioColumn("rate", "÷ tasks and a thread", "raw-tasks"),
             RatioColumn("rate", "÷ specified groups", "raw-specified"),
         ),
     )

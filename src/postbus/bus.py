@@ -58,7 +58,6 @@ logger = logging.getLogger("postbus")
 _stores_in_use: "weakref.WeakKeyDictionary[Store, EventBus]" = weakref.WeakKeyDictionary()
 
 # What most events have of a stream, versions and other ids.
-_NOTHING_FURTHER = (None,) * 6
 
 TransactionalHandler = Callable[[Any, Any], object]
 H = TypeVar("H", bound="Handler | TransactionalHandler")
@@ -243,8 +242,15 @@ class EventBus:
             await self._ready("publish")
         if not self._lane.is_owner_known:
             await self._lane.find_owner()
-        further = (stream_id, expected_version, actor_id, correlation_id, causation_id, schema_version)
-        if further == _NOTHING_FURTHER:
+        # One by one: to compare them as a tuple takes three times as long, with every event.
+        if (
+            stream_id is None
+            and expected_version is None
+            and actor_id is None
+            and correlation_id is None
+            and causation_id is None
+            and schema_version is None
+        ):
             draft = self._drafts.draft(type, payload, metadata, event_id, wait=wait)
         else:
             new = NewEvent(

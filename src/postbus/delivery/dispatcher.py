@@ -58,7 +58,7 @@ class Dispatcher:
 
     def take(self, event: Event, follower: Follower) -> None:
         """This event is in processing from now on, and ours to see through or to give back."""
-        self._in_flight[_sequence(event)] = follower
+        self._in_flight[event.global_sequence] = follower  # type: ignore[index]
 
     @property
     def is_idle(self) -> bool:

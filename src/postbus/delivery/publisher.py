@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-import itertools
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from postbus.delivery.procession import Procession
 from postbus.delivery.prompt_future import PromptFuture
 from postbus.delivery.subscriptions import Subscriptions
 from postbus.errors import StoreError
-from postbus.events import Draft, Event, EventStatus, GlobalSequence
+from postbus.events import Draft, Event, EventStatus
 from postbus.ports import EventQueue
 
 _decode = msgspec.json.Decoder().decode
@@ -48,10 +47,10 @@ class Publication:
         error: StoreError | None,
     ) -> None:
         """Called in the event loop when the drafts are durable, or can't be."""
-        for draft, sequence, version in zip(
-            self.drafts, sequences, stream_versions or itertools.repeat(None), strict=False
-        ):
+        for index, sequence in enumerate(sequences):
+            draft = self.drafts[index]
             if sequence is not None and draft.status is _PROCESSING:
+                version = stream_versions[index] if stream_versions else None
                 self.events.append(_event_from_draft(draft, sequence, version))
                 if draft.is_idempotent:
                     self.given_ids.append(draft.id)
@@ -194,7 +193,7 @@ def _event_from_draft(draft: Draft, sequence: int, version: int | None) -> Event
         metadata=draft.metadata,
         stream_id=draft.stream_id,
         stream_version=version,
-        global_sequence=GlobalSequence(sequence),
+        global_sequence=sequence,  # type: ignore[arg-type]  # to call the NewType would take time
         actor_id=draft.actor_id,
         correlation_id=draft.correlation_id,
         causation_id=draft.causation_id,

@@ -30,6 +30,8 @@ logger = logging.getLogger("postbus")
 
 # How long a finished event may wait for a commit.
 _FINISH_DELAY = 0.01
+# So many finished events go along with new ones at once: all at a time would hold these up.
+_MANY_FINISHED = 20
 _SECONDS_AFTER_ERROR = 1.0
 # A transactional handler that goes on for so long after its time was up is taken to hang.
 _GRACE = 1.0
@@ -86,7 +88,6 @@ class Writer:
         self._finished: deque[GlobalSequence] = deque()
         # When events were marked done last.
         self._finished_at = 0.0
-        self._is_finishing = False
         self._is_flush_due = False
         self._nudge = Nudge(self._loop, lambda: self._unsettled > 0)
         # The thread waits for jobs, and not for the disk.
@@ -134,7 +135,7 @@ class Writer:
 
     async def flush(self) -> None:
         """Return when everything that was finished so far is written, so that readers see it."""
-        if self._finished or self._unsettled or self._is_finishing:
+        if self._finished or self._unsettled:
             await self.call(lambda _: None)
 
     def close(self) -> None:
@@ -267,10 +268,7 @@ class Writer:
         self._hand_over_at = max(_LEAST_HAND_OVER, len(jobs) // 2)
         if self._is_handing_over:
             self._taken.set()
-        # New events alone are one statement; with those that are finished they would be a transaction of
-        # several. So these go after them, now and then, when no publisher waits for it.
-        goes_alone = bool(jobs) and all(isinstance(job, Insert) for job in jobs)
-        self._commit_all(jobs, [] if goes_alone else self._take_finished())
+        self._commit_all(jobs, self._take_finished() if self._is_time_to_finish(jobs) else [])
         head = self._commit.head
         if jobs:
             self._written_count += 1
@@ -278,11 +276,13 @@ class Writer:
             self._bell.ring(self._settle, jobs, head)
         if head != head_before:
             self._announce()
-        if goes_alone and self._finished and time.monotonic() - self._finished_at >= _FINISH_DELAY:
-            # Set before they are taken: whoever finds none waiting sees that they are not written yet.
-            self._is_finishing = True
-            self._commit_all([], self._take_finished())
-            self._is_finishing = False
+
+    def _is_time_to_finish(self, jobs: Sequence[Job]) -> bool:
+        """Whether finished events go along: many of them, some that have waited, or all before a call."""
+        if len(self._finished) >= _MANY_FINISHED or not jobs:
+            return True
+        is_overdue = time.monotonic() - self._finished_at >= _FINISH_DELAY
+        return is_overdue or any(not isinstance(job, Insert) for job in jobs)
 
     def _take_finished(self) -> list[GlobalSequence]:
         self._finished_at = time.monotonic()

@@ -50,16 +50,16 @@ CREATE INDEX idx_events_type ON events(type);
 GROUP_SIZE = 100
 BATCH_SIZE = 1000
 
-_INSERT = "INSERT INTO events (id, type, payload, status, created_at) VALUES "
-_ROW = "(?, ?, ?, ?, ?)"
-_INSERT_ONE = _INSERT + _ROW
-_INSERT_GROUP = _INSERT + ", ".join([_ROW] * GROUP_SIZE)
+INSERT = "INSERT INTO events (id, type, payload, status, created_at) VALUES "
+ROW = "(?, ?, ?, ?, ?)"
+_INSERT_ONE = INSERT + ROW
+_INSERT_GROUP = INSERT + ", ".join([ROW] * GROUP_SIZE)
 _SPECIFIED_ROW = "(?, ?, ?, ?, ?, ?)"
 _INSERT_SPECIFIED_GROUP = (
     "INSERT INTO events (id, type, payload, status, created_at, updated_at) VALUES "
     + ", ".join([_SPECIFIED_ROW] * GROUP_SIZE)
 )
-_FINISH_RANGE = "UPDATE events SET status = 'done' WHERE global_sequence > ? AND global_sequence <= ?"
+FINISH_RANGE = "UPDATE events SET status = 'done' WHERE global_sequence > ? AND global_sequence <= ?"
 _FINISH_IDS = "UPDATE events SET status = 'done', updated_at = ? WHERE id IN (SELECT value FROM json_each(?))"
 _LEVELS = ("OFF", "NORMAL", "FULL", "EXTRA")
 
@@ -92,12 +92,12 @@ def commit_each(folder: Path, effort: Effort, synchronous: str) -> Sample:
 
         def step() -> int:
             began = time.perf_counter()
-            connection.execute(_INSERT_ONE, _new_row("done"))
+            connection.execute(_INSERT_ONE, new_row("done"))
             latencies.append(time.perf_counter() - began)
             return 1
 
         repetition = repeat(step, effort)
-        sample = _sample(connection, repetition)
+        sample = sample_of(connection, repetition)
     measured = latencies[repetition.warm_up_count :]
     percentiles = {f"publish_p{percent}": percentile(measured, percent) * 1000 for percent in (50, 99)}
     return Sample(figures={**sample.figures, **percentiles}, settings=sample.settings)
@@ -129,7 +129,7 @@ def commit_in_thread(folder: Path, effort: Effort, synchronous: str) -> Sample:
             thread.join()
             bell.take_down()
             total = warm_up_count + count
-            return _sample(connection, Repetition(warm_up_count, total, count / seconds, cpu / count * 1e6))
+            return sample_of(connection, Repetition(warm_up_count, total, count / seconds, cpu / count * 1e6))
 
     return asyncio.run(run())
 
@@ -138,7 +138,7 @@ def _commit_jobs(
     connection: sqlite3.Connection, bell: Doorbell, jobs: "SimpleQueue[Future[None] | None]"
 ) -> None:
     while (stored := jobs.get()) is not None:
-        connection.execute(_INSERT_ONE, _new_row("done"))
+        connection.execute(_INSERT_ONE, new_row("done"))
         bell.ring(stored.set_result, None)
 
 
@@ -147,14 +147,14 @@ def commit_three_times(folder: Path, effort: Effort, synchronous: str) -> Sample
     with new_file(folder, synchronous, LEAN_SCHEMA) as connection:
 
         def step() -> int:
-            sequence = connection.execute(_INSERT_ONE, _new_row("pending")).lastrowid
+            sequence = connection.execute(_INSERT_ONE, new_row("pending")).lastrowid
             connection.execute(
                 "UPDATE events SET status = 'processing' WHERE global_sequence = ?", (sequence,)
             )
             connection.execute("UPDATE events SET status = 'done' WHERE global_sequence = ?", (sequence,))
             return 1
 
-        return _sample(connection, repeat(step, effort))
+        return sample_of(connection, repeat(step, effort))
 
 
 def commit_groups(folder: Path, effort: Effort, synchronous: str) -> Sample:
@@ -163,18 +163,18 @@ def commit_groups(folder: Path, effort: Effort, synchronous: str) -> Sample:
     with new_file(folder, synchronous, LEAN_SCHEMA) as connection:
 
         def finish() -> None:
-            connection.execute(_FINISH_RANGE, (last - GROUP_SIZE, last))
+            connection.execute(FINISH_RANGE, (last - GROUP_SIZE, last))
 
         def step() -> int:
             nonlocal last
-            values = [value for _ in range(GROUP_SIZE) for value in _new_row("processing")]
+            values = [value for _ in range(GROUP_SIZE) for value in new_row("processing")]
             connection.execute("BEGIN IMMEDIATE")
             finish()
             last = connection.execute(_INSERT_GROUP, values).lastrowid or 0
             connection.execute("COMMIT")
             return GROUP_SIZE
 
-        return _sample(connection, repeat(step, effort, finish))
+        return sample_of(connection, repeat(step, effort, finish))
 
 
 def commit_groups_as_specified(folder: Path, effort: Effort, synchronous: str) -> Sample:
@@ -194,7 +194,7 @@ def commit_groups_as_specified(folder: Path, effort: Effort, synchronous: str) -
             ids[:] = [row[0] for row in rows]
             return GROUP_SIZE
 
-        return _sample(connection, repeat(step, effort, finish))
+        return sample_of(connection, repeat(step, effort, finish))
 
 
 def insert_batches(folder: Path, effort: Effort, synchronous: str) -> Sample:
@@ -202,13 +202,13 @@ def insert_batches(folder: Path, effort: Effort, synchronous: str) -> Sample:
     with new_file(folder, synchronous, LEAN_SCHEMA) as connection:
 
         def step() -> int:
-            rows = [_new_row("done") for _ in range(BATCH_SIZE)]
+            rows = [new_row("done") for _ in range(BATCH_SIZE)]
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(_INSERT_ONE, rows)
             connection.execute("COMMIT")
             return BATCH_SIZE
 
-        return _sample(connection, repeat(step, effort))
+        return sample_of(connection, repeat(step, effort))
 
 
 def insert_and_finish_batches(folder: Path, effort: Effort, synchronous: str) -> Sample:
@@ -217,11 +217,11 @@ def insert_and_finish_batches(folder: Path, effort: Effort, synchronous: str) ->
     with new_file(folder, synchronous, LEAN_SCHEMA) as connection:
 
         def finish() -> None:
-            connection.execute(_FINISH_RANGE, (last - BATCH_SIZE, last))
+            connection.execute(FINISH_RANGE, (last - BATCH_SIZE, last))
 
         def step() -> int:
             nonlocal last
-            rows = [_new_row("processing") for _ in range(BATCH_SIZE)]
+            rows = [new_row("processing") for _ in range(BATCH_SIZE)]
             connection.execute("BEGIN IMMEDIATE")
             finish()
             connection.executemany(_INSERT_ONE, rows)
@@ -229,14 +229,15 @@ def insert_and_finish_batches(folder: Path, effort: Effort, synchronous: str) ->
             last += BATCH_SIZE
             return BATCH_SIZE
 
-        return _sample(connection, repeat(step, effort, finish))
+        return sample_of(connection, repeat(step, effort, finish))
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def _new_row(status: str) -> tuple[str, str, str, str, str]:
+def new_row(status: str) -> tuple[str, str, str, str, str]:
+    """The values of a new event in the lean schema."""
     return new_event_id(), EVENT_TYPE, _encode(PAYLOAD).decode(), status, _now()
 
 
@@ -245,7 +246,7 @@ def _new_specified_row() -> tuple[str, str, str, str, str, str]:
     return str(uuid.uuid4()), EVENT_TYPE, _encode(PAYLOAD).decode(), "processing", now, now
 
 
-def _sample(connection: sqlite3.Connection, repetition: Repetition) -> Sample:
+def sample_of(connection: sqlite3.Connection, repetition: Repetition) -> Sample:
     """The rate, unless the file shows that the work was not done."""
     (done,) = connection.execute("SELECT count(*) FROM events WHERE status = 'done'").fetchone()
     if done != repetition.total_count:
