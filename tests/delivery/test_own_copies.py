@@ -1,12 +1,13 @@
 """Events that several subscribers share: none of them gets what another one has."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 
 from postbus import Event
 from postbus.delivery.deliveries import numbers_of
-from postbus.delivery.own_copies import OwnCopies
+from postbus.delivery.own_copies import OwnCopies, own_copies
 from postbus.events import GlobalSequence
 from postbus.late_events import LateEvents
 
@@ -49,6 +50,37 @@ def test_whoever_looks_at_one_gets_a_copy_of_it() -> None:
 
     assert page == make_page()
     assert OwnCopies(page)[-1] == page[-1]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {},
+        {"order": 42},
+        {"order": 42, "note": None, "customer": {"id": 1}},
+        {"lines": []},
+        {"customer": {}},
+        [],
+        [1],
+        [{"order": 42}],
+        "text",
+        None,
+    ],
+)
+def test_nothing_in_a_payload_is_anybody_elses(payload: object) -> None:
+    """However deep it is: whatever could be changed is another object."""
+    event = Event(id="1", type="order.placed", payload=payload, created_at=NOON)
+    [mine] = own_copies([event])
+
+    assert mine == event
+    assert not {id(each) for each in containers(mine.payload)} & {id(each) for each in containers(payload)}
+
+
+def containers(payload: object) -> Iterator[object]:
+    if isinstance(payload, dict | list):
+        yield payload
+        for each in payload.values() if isinstance(payload, dict) else payload:
+            yield from containers(each)
 
 
 def test_two_who_share_a_page_compare_as_lists_do() -> None:

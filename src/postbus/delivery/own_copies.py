@@ -1,6 +1,7 @@
 """Events that several subscribers share: each gets its own, so that one may change a payload at will."""
 
 from collections.abc import Iterator, Sequence
+from gc import is_tracked
 from typing import overload
 
 import msgspec
@@ -65,12 +66,19 @@ def own_copies(events: Sequence[Event]) -> list[Event]:
     """
     # Every subscriber at the head lives on this function.
     copies = [event.__copy__() for event in events]  # type: ignore[attr-defined]
-    changeable = [mine for mine in copies if type(mine.payload) in _CONTAINERS]
-    # Of what was JSON it makes a deep copy.
-    payloads = msgspec.to_builtins([mine.payload for mine in changeable])
-    for mine, payload in zip(changeable, payloads, strict=True):
-        force_setattr(mine, "payload", payload)
+    nested = []
     for mine in copies:
+        payload = mine.payload
+        if type(payload) in _CONTAINERS:
+            if is_tracked(payload):
+                nested.append(mine)
+            else:
+                # A dict that the garbage collector does not look at holds no other container.
+                force_setattr(mine, "payload", payload.copy())
         if mine.metadata is not None:
             force_setattr(mine, "metadata", dict(mine.metadata))
+    # Of what was JSON it makes a deep copy.
+    payloads = msgspec.to_builtins([mine.payload for mine in nested])
+    for mine, payload in zip(nested, payloads, strict=True):
+        force_setattr(mine, "payload", payload)
     return copies
