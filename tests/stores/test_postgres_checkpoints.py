@@ -178,6 +178,23 @@ class TestGroups:
             name: (5 + number, (Gap(6 + number, 29),) * (number % 2)) for number, name in enumerate(names)
         }
 
+    async def test_those_who_have_come_to_the_same_place_are_moved_to_it_whole(
+        self, checkpoints: PgCheckpoints
+    ) -> None:
+        """Nothing is left of what was beyond, nor of attempts; and a late write moves nobody back."""
+        owners = [await checkpoints.claim(SubscriberId(name), START) for name in "abcd"]
+        attempt = {"attempt_sequence": GlobalSequence(4), "attempt_count": 2}
+        for owner in owners:
+            await checkpoints.save(progress(owner, 3, head=9, open=(Gap(4, 4),), **attempt))
+        for position, event_id in ((12, "twelve"), (7, "seven")):
+            saves = [progress(owner, position, event_id=event_id) for owner in owners]
+            await asyncio.gather(*map(checkpoints.save, saves))
+
+        assert [
+            (each.position, each.head, each.open, each.event_id, each.attempt_sequence, each.attempt_count)
+            for each in await checkpoints.list()
+        ] == [(12, 12, (), "twelve", None, 0)] * 4
+
     async def test_saves_of_one_subscriber_in_one_group_all_count(self, checkpoints: PgCheckpoints) -> None:
         """In their order: the attempt of the last, the furthest position."""
         owner = await checkpoints.claim(MAIL, START)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from postbus.delivery.deliveries import numbers_of
-from postbus.delivery.own_copies import own_copies
+from postbus.delivery.own_copies import OwnCopies
 from postbus.delivery.patience import Patience
 from postbus.errors import UnsoundLogError
 from postbus.events import Event, Gap, GlobalSequence, LogPage, LogPosition, Part
@@ -144,7 +144,7 @@ class LogReader:
         passed = _passed(page, events, after) if after.open else ()
         if not is_shared and events is page.events and not passed:
             return page
-        return replace(page, events=own_copies(events) if is_shared else events, passed=passed, _split={})
+        return replace(page, events=OwnCopies(events) if is_shared else events, passed=passed, _split={})
 
     def look_again_later(self) -> None:
         """Wake everybody when it is time to look into the open gaps again."""

@@ -109,8 +109,24 @@ class Saving:
         )
         return tag != _CHANGED_NOTHING
 
+    async def _move_together(self, given: Sequence[Progress], now: datetime) -> bool:
+        """Whether all of them were moved. Those that were may be saved a second time."""
+        tag = await self._database.execute(
+            self._queries["move_checkpoints"],
+            [each.subscriber_id for each in given],
+            to_literal(each.epoch for each in given),
+            given[0].position,
+            given[0].event_id,
+            now,
+            given[0].server,
+            _commit_mode(given),
+        )
+        return tag == f"UPDATE {len(given)}"
+
     async def _write_many(self, given: Sequence[Progress], now: datetime) -> set[tuple[SubscriberId, int]]:
         """Whose checkpoints were written."""
+        if _are_in_step(given) and await self._move_together(given, now):
+            return {(each.subscriber_id, each.epoch) for each in given}
         ids, epochs, positions, heads, gaps, event_ids, _, sequences, counts, servers = map(
             list, zip(*(_checkpoint_values(each, now) for each in given), strict=True)
         )
@@ -232,6 +248,12 @@ def _is_simple(progress: Progress) -> bool:
         and progress.attempt_sequence is None
         and not progress.attempt_count
     )
+
+
+def _are_in_step(given: Sequence[Progress]) -> bool:
+    """Whether move_checkpoints is enough."""
+    places = {(each.position, each.event_id, each.server) for each in given}
+    return len(places) == 1 and all(map(_is_simple, given))
 
 
 def _checkpoint_values(progress: Progress, now: datetime) -> tuple[Any, ...]:

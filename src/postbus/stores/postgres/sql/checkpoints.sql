@@ -63,6 +63,17 @@ SET last_global_sequence = $3, head = $3, open_gaps = ARRAY[]::bigint[],
 WHERE subscriber_id = $1 AND epoch = $2 AND last_global_sequence < $3 AND coalesce($6 = {server}, true)
     AND ($7::text IS NULL OR set_config('synchronous_commit', $7, true) IS NOT NULL);
 
+-- name: move_checkpoints
+-- As move_checkpoint for several who have come to the same place, as those do who read the same pages: in two
+-- thirds of the time that save_checkpoints takes. For the SELECTs see there.
+UPDATE {schema}.event_bus_checkpoints AS present
+SET last_global_sequence = $3, head = $3, open_gaps = ARRAY[]::bigint[],
+    last_event_id = coalesce($4, last_event_id), updated_at = $5, attempt_sequence = NULL, attempt_count = 0
+FROM unnest((SELECT $1::text[]), (SELECT $2::text::bigint[])) AS given (subscriber_id, epoch)
+WHERE present.subscriber_id = given.subscriber_id AND present.epoch = given.epoch
+    AND last_global_sequence < $3 AND coalesce($6 = {server}, true)
+    AND ($7::text IS NULL OR set_config('synchronous_commit', $7, true) IS NOT NULL);
+
 -- name: save_checkpoint
 -- Changes nothing unless the epoch is the present one and the server ($10) too, nor if this very write has
 -- happened already ($11). $14 is as $7 of move_checkpoint.
