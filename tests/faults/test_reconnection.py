@@ -226,7 +226,7 @@ class TestLostAnswers:
     ) -> None:
         """Its id tells that it is there already."""
         async with running(postgres_proxy.through(postgres_dsn)) as (bus, [seen]):
-            executed = postgres_proxy.cut_before_answer_of(b'INSERT INTO "postbus".events')
+            executed = postgres_proxy.cut_before_answer_of(b'CALL "postbus".insert_and_notify')
             event_id = await bus.publish("test.done", 1)
             await soon(lambda: [event.id for event in seen.events] == [event_id])
 

@@ -38,9 +38,9 @@ class Bus:
 
 
 @asynccontextmanager
-async def bus_on(target: Any, mode: NotifyMode = "after_commit") -> AsyncIterator[Bus]:
+async def bus_on(target: Any, mode: NotifyMode = "after_commit", **options: Any) -> AsyncIterator[Bus]:
     """A bus with one watcher."""
-    database = Database(target)
+    database = Database(target, **options)
     wake_ups = WakeUps(database, mode)
     bus = Bus(database, wake_ups)
     wake_ups.watch(bus.wake)
@@ -62,6 +62,29 @@ async def test_what_one_bus_announces_wakes_the_others(postgres_dsn: str) -> Non
         await eventually(lambda: other.woken_count == 2)
 
         assert one.wake_ups.known_head == 7
+
+
+@pytest.mark.parametrize("schema", ["it's", "back\\slash", "{number}", "{channel}"])
+async def test_the_schema_may_have_any_name(postgres_dsn: str, schema: str) -> None:
+    """Its channel is heard."""
+    async with bus_on(postgres_dsn, schema=schema) as one, bus_on(postgres_dsn, schema=schema) as other:
+        one.wake_ups.announce(7)
+        await eventually(lambda: other.woken_count == 1)
+
+
+async def test_a_notification_is_one_message(postgres_dsn: str) -> None:
+    """Nothing is prepared for it: one that stood still in between would keep its locks for ever."""
+    async with bus_on(postgres_dsn) as bus:
+        bus.wake_ups.announce(7)
+        await eventually(lambda: bus.wake_ups._sender is None)
+        prepared = await bus.database.session.run(
+            lambda session: session.fetchval(
+                "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%synchronous_commit%'"
+                " AND statement NOT LIKE '%pg_prepared_statements%'"
+            )
+        )
+
+    assert prepared == 0
 
 
 async def test_a_notified_number_is_not_believed(postgres_dsn: str) -> None:

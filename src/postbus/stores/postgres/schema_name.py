@@ -26,7 +26,12 @@ def schema_literal(schema: str) -> str:
     E'back\\slash'
     """
     _check(schema)
-    text = schema.replace("'", "''")
+    return text_literal(schema)
+
+
+def text_literal(text: str) -> str:
+    """Any text as a string literal."""
+    text = text.replace("'", "''")
     return "E'" + text.replace("\\", "\\\\") + "'" if "\\" in text else f"'{text}'"
 
 

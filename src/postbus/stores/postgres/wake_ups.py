@@ -11,6 +11,7 @@ from postbus.errors import StoreError
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.migrations import create_notify_trigger
 from postbus.stores.postgres.pool import CLOSE_SECONDS, Connection
+from postbus.stores.postgres.schema_name import text_literal
 from postbus.stores.postgres.thinning import Thinning
 from postbus.stores.postgres.work_wake_ups import WorkWakeUps
 
@@ -199,7 +200,9 @@ class WakeUps:
     async def _notify(self, sequence: int) -> None:
         self._echoes.append(sequence)
         try:
-            await self._execute(self._queries["notify"], self._database.channel, str(sequence))
+            # The channel last: the name of its schema may look like a gap to fill.
+            query = self._queries["notify_on_session"].replace("{number}", str(sequence))
+            await self._execute(query.replace("{channel}", text_literal(self._database.channel)))
         except StoreError as error:
             # It may have been sent, and heard, all the same.
             with contextlib.suppress(ValueError):
@@ -210,13 +213,13 @@ class WakeUps:
         else:
             self._has_warned = False
 
-    async def _execute(self, query: str, *args: object) -> None:
+    async def _execute(self, query: str) -> None:
         # On the session, which is there and has little else to do: in the pool a connection would have to be
         # opened beside the publisher's own, or all may be in use.
         if self._database.session.is_up:
-            await self._database.session.execute(query, *args)
+            await self._database.session.execute(query)
         else:
-            await self._database.execute(query, *args)
+            await self._database.execute(query)
 
     async def _look(self) -> None:
         try:
