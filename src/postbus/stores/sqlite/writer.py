@@ -30,8 +30,6 @@ logger = logging.getLogger("postbus")
 
 # How long a finished event may wait for a commit.
 _FINISH_DELAY = 0.01
-# So many finished events go along with new ones at once: all at a time would hold these up.
-_MANY_FINISHED = 20
 _SECONDS_AFTER_ERROR = 1.0
 # A transactional handler that goes on for so long after its time was up is taken to hang.
 _GRACE = 1.0
@@ -278,11 +276,10 @@ class Writer:
             self._announce()
 
     def _is_time_to_finish(self, jobs: Sequence[Job]) -> bool:
-        """Whether finished events go along: many of them, some that have waited, or all before a call."""
-        if len(self._finished) >= _MANY_FINISHED or not jobs:
+        """Whether finished events go along: now and then with new events, always with anything else."""
+        if time.monotonic() - self._finished_at >= _FINISH_DELAY:
             return True
-        is_overdue = time.monotonic() - self._finished_at >= _FINISH_DELAY
-        return is_overdue or any(not isinstance(job, Insert) for job in jobs)
+        return not jobs or any(not isinstance(job, Insert) for job in jobs)
 
     def _take_finished(self) -> list[GlobalSequence]:
         self._finished_at = time.monotonic()
