@@ -57,8 +57,6 @@ logger = logging.getLogger("postbus")
 # Which bus is at work on which store.
 _stores_in_use: "weakref.WeakKeyDictionary[Store, EventBus]" = weakref.WeakKeyDictionary()
 
-# What most events have of a stream, versions and other ids.
-
 TransactionalHandler = Callable[[Any, Any], object]
 H = TypeVar("H", bound="Handler | TransactionalHandler")
 U = TypeVar("U", bound=Callable[[Any], object])

@@ -1,7 +1,6 @@
 """Jobs that share a commit: what is wrong with one of them is nobody else's business."""
 
 import asyncio
-import contextlib
 import sqlite3
 import threading
 import time
@@ -193,51 +192,6 @@ async def test_finished_events_are_marked_done_while_publishers_keep_the_writer_
         await ended.wait()
 
 
-MANY = 25
-
-
-async def _add_many(store: SQLiteStore) -> list[GlobalSequence]:
-    """In one call, so that they are processing together."""
-    numbers = await add(store, *[make_draft() for _ in range(MANY)])
-    return [GlobalSequence(number or 0) for number in numbers]
-
-
-async def _add_after_finishing(store: SQLiteStore, numbers: list[GlobalSequence], draft: Draft) -> int | None:
-    """Add an event with which they go along, because none was marked done for a while."""
-    while time.monotonic() - store.writer._finished_at < 0.02:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    for number in numbers:
-        store.queue.finish(number)
-    (added,) = await add(store, draft)
-    return added
-
-
-def _statuses(path: Path) -> list[str]:
-    """As they are in the file, whatever is about to be written."""
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        return [row[0] for row in connection.execute("SELECT status FROM events ORDER BY global_sequence")]
-
-
-async def test_many_finished_events_share_the_commit_of_a_new_one(store: SQLiteStore) -> None:
-    """A commit of their own would hold up the next publisher."""
-    numbers = await _add_many(store)
-    await _add_after_finishing(store, numbers, make_draft())
-
-    assert _statuses(store.path) == ["done"] * MANY + ["processing"]
-
-
-async def test_finished_events_that_others_have_touched_stay_as_they_are(store: SQLiteStore) -> None:
-    """One that was deleted does not come back, and the new event is stored all the same."""
-    numbers = await _add_many(store)
-    with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as other:
-        other.execute("DELETE FROM events WHERE global_sequence = ?", (numbers[0],))
-        other.execute("UPDATE events SET status = 'dlq' WHERE global_sequence = ?", (numbers[1],))
-    added = await _add_after_finishing(store, numbers, make_draft())
-
-    assert added == MANY + 1
-    assert _statuses(store.path) == ["dlq"] + ["done"] * (MANY - 2) + ["processing"]
-
-
 async def test_a_commit_that_fails_has_given_out_no_number(store: SQLiteStore, tmp_path: Path) -> None:
     """Whatever is committed after it: a subscriber that begins now would miss what comes under it."""
     for statement in (
@@ -273,12 +227,8 @@ async def test_an_event_that_a_trigger_ignores_is_refused(store: SQLiteStore) ->
     )
     with pytest.raises(StoreError, match="nothing was stored"):
         await add(store, make_draft("ignored"))
-    # Nor when finished events go along, which are written.
-    numbers = await _add_many(store)
-    with pytest.raises(StoreError, match="nothing was stored"):
-        await _add_after_finishing(store, numbers, make_draft("ignored"))
 
-    assert await store.head() == MANY
+    assert await store.head() == 0
 
 
 async def test_nothing_is_stored_of_nothing(store: SQLiteStore) -> None:

@@ -141,7 +141,7 @@ class GroupCommit:
         self._pages_since_checkpoint += _PAGES_PER_COMMIT
         inserts = _as_one_insert(jobs)
         self._wait_for_disk(bool(inserts or finished) or not jobs or any(map(_needs_disk, jobs)))
-        is_one_statement = bool(inserts) or (not jobs and bool(finished))
+        is_one_statement = not finished if inserts else not jobs and bool(finished)
         if not is_one_statement or not self._write_at_once(inserts, finished):
             self._write_together(jobs, inserts, finished)
 
@@ -159,14 +159,14 @@ class GroupCommit:
         self._begin()
         try:
             changes_before = self._connection.total_changes
+            self._finish(finished)
             if inserts:
                 self._last_sequence = read_head(self._connection)
-                if not self._insert(inserts, finished):
+                if not self._insert(inserts):
                     raise StoreError(
                         f"{self._path} took no event; nothing was stored; does a trigger ignore it?"
                     )
             else:
-                self._finish(finished)
                 self._write_jobs(jobs)
             self._connection.execute(_QUERIES["commit"])
             changes = self._connection.total_changes - changes_before
@@ -195,19 +195,14 @@ class GroupCommit:
 
     def _write_at_once(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
         """One statement that is its own transaction; whether the numbers were free and no one in the way."""
-        last_before = self._last_sequence
         try:
-            if inserts:
-                is_written = self._insert(inserts, finished)
-            else:
-                self._finish(finished)
-                is_written = True
+            self._finish(finished)
+            is_written = not inserts or self._insert(inserts)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
                 return False
             raise
-        # Finished events that go along are on the pages of the last groups, which have to be copied anyway.
-        change_count = self._last_sequence - last_before if inserts else len(finished)
+        change_count = len(finished) + sum([len(job.drafts) for job in inserts])
         self._pages_since_checkpoint += change_count * _PAGES_PER_CHANGE
         return is_written
 
@@ -218,9 +213,9 @@ class GroupCommit:
         with translated_errors(self._path):
             self._connection.execute(_QUERIES["begin"])
 
-    def _insert(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
+    def _insert(self, inserts: Sequence[Insert]) -> bool:
         drafts = [draft for job in inserts for draft in job.drafts]
-        if not write_group(self._connection, self._last_sequence, drafts, finished, self._clock.now()):
+        if not write_group(self._connection, self._last_sequence, drafts):
             return False
         next_sequence = self._last_sequence + 1
         for job in inserts:

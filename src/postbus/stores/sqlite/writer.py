@@ -86,6 +86,7 @@ class Writer:
         self._finished: deque[GlobalSequence] = deque()
         # When events were marked done last.
         self._finished_at = 0.0
+        self._is_finishing = False
         self._is_flush_due = False
         self._nudge = Nudge(self._loop, lambda: self._unsettled > 0)
         # The thread waits for jobs, and not for the disk.
@@ -133,7 +134,7 @@ class Writer:
 
     async def flush(self) -> None:
         """Return when everything that was finished so far is written, so that readers see it."""
-        if self._finished or self._unsettled:
+        if self._finished or self._unsettled or self._is_finishing:
             await self.call(lambda _: None)
 
     def close(self) -> None:
@@ -266,7 +267,10 @@ class Writer:
         self._hand_over_at = max(_LEAST_HAND_OVER, len(jobs) // 2)
         if self._is_handing_over:
             self._taken.set()
-        self._commit_all(jobs, self._take_finished() if self._is_time_to_finish(jobs) else [])
+        # New events alone are one statement; with those that are finished they would be a transaction of
+        # several. So these go after them, now and then, when no publisher waits for it.
+        goes_alone = bool(jobs) and all(isinstance(job, Insert) for job in jobs)
+        self._commit_all(jobs, [] if goes_alone else self._take_finished())
         head = self._commit.head
         if jobs:
             self._written_count += 1
@@ -274,12 +278,11 @@ class Writer:
             self._bell.ring(self._settle, jobs, head)
         if head != head_before:
             self._announce()
-
-    def _is_time_to_finish(self, jobs: Sequence[Job]) -> bool:
-        """Whether finished events go along: now and then with new events, always with anything else."""
-        if time.monotonic() - self._finished_at >= _FINISH_DELAY:
-            return True
-        return not jobs or any(not isinstance(job, Insert) for job in jobs)
+        if goes_alone and self._finished and time.monotonic() - self._finished_at >= _FINISH_DELAY:
+            # Set before they are taken: whoever finds none waiting sees that they are not written yet.
+            self._is_finishing = True
+            self._commit_all([], self._take_finished())
+            self._is_finishing = False
 
     def _take_finished(self) -> list[GlobalSequence]:
         self._finished_at = time.monotonic()

@@ -80,25 +80,6 @@ FROM (VALUES {rows})
 WHERE column2 IS NOT NULL
     AND ? = (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events');
 
--- name: write_group_and_finish
--- The same, and events that are finished, still as one statement. These are read from the table, so that
--- one which was deleted meanwhile is not inserted anew.
-INSERT INTO events (global_sequence, id, type, payload, status, metadata, created_at, updated_at)
-SELECT column1, column2, column3, column4, coalesce(column5, (SELECT status FROM postbus_unrouted)),
-    column6, column7, column7
-FROM (VALUES {rows})
-WHERE column2 IS NOT NULL
-    AND ? = (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events')
-UNION ALL
-SELECT global_sequence, id, type, payload, 'done', NULL, created_at, ?
-FROM events
-WHERE global_sequence IN (SELECT value FROM json_each(?)) AND status = 'processing'
-    AND ? = (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events')
-ON CONFLICT (global_sequence) DO UPDATE SET status = 'done', updated_at = excluded.updated_at;
-
--- name: count_ids
-SELECT count(*) FROM events WHERE id IN (SELECT value FROM json_each(?));
-
 -- name: last_sequence
 SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events';
 
