@@ -1,79 +1,138 @@
-"""What stands in the way of goals that are not reached, kept by hand: the page of results shows it."""
+"""What stands in the way of goals that are not reached: words kept by hand, figures of the run at hand."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-_HAND_OVER = (
-    "the event loop must not wait for the disk, so a commit takes two hand-overs between "
-    "threads: the bare hand-over of an INSERT to a thread and back (publish-full/raw-thread) "
-    "is at 0.6 to 0.75 of raw by itself"
+from postbus.ops.bench.harness import Results
+from postbus.ops.bench.report import number
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Two rows of a workload, neither of them in our hands, whose ratio shows how far anybody could come."""
+
+    workload: str
+    candidate: str
+    against: str
+    key: str = "rate"
+
+    def figure(self, results: Results) -> str | None:
+        """The ratio with its spread, as text; None where a run has not measured both."""
+        found = results.ratio(self.workload, self.key, self.candidate, self.against)
+        if found is None:
+            return None
+        spread = f" ({number(found.low)} … {number(found.high)})" if found.count > 1 else ""
+        return f"{self.workload}/{self.candidate} ÷ {self.against}: {number(found.median)}{spread}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Why a goal is out of reach, and which rows show it."""
+
+    reason: str
+    shown: tuple[Shown, ...] = ()
+
+    def text(self, results: Results) -> str:
+        """For the page."""
+        figures = [figure for each in self.shown if (figure := each.figure(results)) is not None]
+        return "; ".join([self.reason, *figures])
+
+
+_HAND_OVER = Limit(
+    "the event loop must not wait for the disk, so every commit is handed to a thread and back, and both run "
+    "Python under one interpreter lock: no more than the bare hand-over of an INSERT can be reached, and "
+    "beyond that the bus checks, encodes, stores in wider rows, calls the handler and marks the event done, "
+    "with some 50 µs of Python in its two threads",
+    (Shown("publish-full", "raw-thread", "raw-commit"), Shown("publish-full", "raw-thread", "raw-three")),
 )
-_TWO_THREADS = (
-    "one interpreter lock for the event loop (more than half of the CPU time of an event, see "
-    "loop_cpu) and the writer: only SQLite's own work goes on beside the loop"
-)
-_RAW_IS_BARE = (
-    "the raw row drops every event at once; a subscriber calls a handler for each, under a "
-    "watch, and keeps the page until it is processed"
+_ONE_LOCK = Limit(
+    "100 tasks and a thread that commits for them share one interpreter lock: raw-tasks does the least of "
+    "that, and the bus needs 10 µs of the loop for an event where raw-tasks needs half of it",
+    (Shown("publish-full", "raw-tasks", "raw-lean"),),
 )
 
-# By the name of the goal; with the figures that show it.
-LIMITS: Mapping[str, str] = {
+
+def _far_beyond(peer: str) -> Limit:
+    return Limit(
+        "where the disk takes less than 0.1 ms for a commit, those who commit each event by itself are quick: "
+        "so many times as much is near to what tasks and a thread can do at all",
+        (Shown("publish-full", "raw-tasks", peer), Shown("publish-full", "raw-lean", peer)),
+    )
+
+
+_CHECKPOINT_BEFORE_MORE = (
+    "a checkpoint every 100 events is a statement that the next event has to wait for, because no more than a "
+    "batch may come again after a crash"
+)
+
+# By the name of the goal.
+LIMITS: Mapping[str, Limit] = {
     "1 publisher: ÷ raw, one commit per event": _HAND_OVER,
     "1 publisher: ÷ raw, three commits (stand-in for the TypeScript reference)": _HAND_OVER,
-    "100 publishers: ÷ raw, 100 per commit, lean schema": _TWO_THREADS,
-    "100 publishers: ÷ raw, 100 per commit, the specification's schema": _TWO_THREADS,
-    "100 publishers: ÷ raw, three commits (stand-in for the TypeScript reference)": _TWO_THREADS,
-    "100 publishers: ÷ huey": _TWO_THREADS,
-    "100 publishers: ÷ persist-queue": _TWO_THREADS,
-    "100 publishers: ÷ litequeue": _TWO_THREADS,
-    "publish_many of 1000 → done ÷ raw executemany, inserted and marked done": (
-        "a handler is called for each event, with its gate and counters: about 5 µs of the 25 µs of an "
-        "event, where raw has 13 µs in all and calls nobody"
+    "100 publishers: ÷ raw, 100 per commit, lean schema": _ONE_LOCK,
+    "100 publishers: ÷ raw, 100 per commit, the specification's schema": _ONE_LOCK,
+    "100 publishers: ÷ raw, three commits (stand-in for the TypeScript reference)": _far_beyond("raw-three"),
+    "100 publishers: ÷ huey": _far_beyond("huey"),
+    "100 publishers: ÷ persist-queue": _far_beyond("persist-queue"),
+    "100 publishers: ÷ litequeue": _far_beyond("litequeue"),
+    "100 publishers: publish p99, ms": Limit(
+        "the pages of the WAL go into the file in the writer's thread, 1 to 5 ms after every 2,500 events; a "
+        "second connection must not do it (below SQLite 3.51.3 that can corrupt the file)"
     ),
-    "PostgreSQL: 1 publisher ÷ raw, 1 connection": (
-        "a time limit for the statement, one more index and wider rows on the server, and one "
-        "notification every 4 to 8 ms"
+    "100 publishers: 1 ms ticker p99, ms": Limit(
+        "one turn of the event loop that serves all 100 publishers takes 1 to 3 ms, after the tick itself"
     ),
-    "PostgreSQL: catch-up by 100 ÷ raw read and decode": (
-        "a checkpoint every 100 events is a round trip that redelivery of at most one batch does "
-        "not allow to leave out: raw with the same checkpoints (raw-decoded-100) is at about half "
-        "of raw itself"
+    "publish_many of 1000 → done ÷ raw executemany, inserted and marked done": Limit(
+        "a handler is called for each event, with its gate and counters, where raw calls nobody"
     ),
-    "100 publishers: publish p99, ms": (
-        "the pages of the WAL go into the file in the writer's thread, about 5 ms after every 2,500 "
-        "events; a second connection must not do it (below SQLite 3.51.3 that can corrupt the file)"
+    "PostgreSQL: 1 publisher ÷ raw, 1 connection": Limit(
+        "a time limit for the statement, one more index and wider rows on the server"
     ),
-    "100 publishers: 1 ms ticker p99, ms": (
-        "one turn of the event loop that serves all 100 publishers takes 2.7 ms, after the tick itself"
+    "PostgreSQL: catch-up by 100 ÷ raw read and decode": Limit(
+        _CHECKPOINT_BEFORE_MORE, (Shown("pg-catch-up", "raw-decoded-100", "raw-decoded"),)
     ),
-    "PostgreSQL: catch-up by 1000 ÷ raw read and decode": _RAW_IS_BARE,
-    "PostgreSQL: catch-up by 1000 ÷ raw, rows only": _RAW_IS_BARE,
-    "PostgreSQL: 32 writers, notify after_commit ÷ off": (
-        "the buses share the notifications, but one event in 10 to 20 still has a statement of its own, "
-        "on two cores that are full without"
+    "PostgreSQL: catch-up by 1000 ÷ raw read and decode": Limit(
+        "the raw row drops every event at once; a subscriber calls a handler for each, under a watch, and "
+        "keeps the page until it is processed"
     ),
-    "PostgreSQL: 5 subscribers ÷ one, deliveries/s": (
-        "only reading and decoding are shared; every subscriber has copies of the events of its own (0.6 µs "
-        "each), a watch over its handler and a checkpoint that waits for its turn. Raw, which hands the same "
-        "objects to all, gets to 4 to 5 (raw-5 and raw-1)"
+    "PostgreSQL: catch-up by 1000 ÷ raw, rows only": Limit(
+        "the same, and the rows have to be made events", (Shown("pg-catch-up", "raw-decoded", "raw-rows"),)
     ),
-    "PostgreSQL: latency p50 ÷ raw NOTIFY and fetch": (
-        "the notification is a statement of its own after the commit, so that commits never wait for "
-        "each other: raw in that order (raw-after-commit) is at 1.2 to 1.6 of raw itself. Beyond that, "
-        "0.15 ms from the notification to the statement and 0.2 ms from its answer to the handler are "
-        "the way through the loop of the subscriber, and a page takes the server 0.1 ms longer than the "
-        "bare row"
+    "PostgreSQL: synchronous checkpoints ÷ raw commits": Limit(
+        "between two commits of some 185 µs a handler is called, under a watch, and the next one begun: 21 µs "
+        "of Python, which raw, with nothing to deliver, does not have"
     ),
-    "PostgreSQL: synchronous checkpoints ÷ raw commits": (
-        "a handler, a turn of the subscriber and of the pool go between two commits: about 140 µs of CPU "
-        "time in the client beyond raw's, and 30 µs on the server"
+    "PostgreSQL: synchronous checkpoints ÷ eventsourcing, tracked": Limit(
+        "raw commits alone are no more than so many times as quick",
+        (Shown("pg-catch-up", "raw-checkpoints", "eventsourcing-tracked"),),
     ),
-    "PostgreSQL: beside an open gap ÷ quiet": (
-        "as long as the writer's transaction is open, the server keeps every version of the checkpoint's "
-        "row: after 2,000 checkpoints the bare UPDATE takes it 47 µs instead of 36. Besides, a checkpoint "
-        "has to hold the gap (5 µs more), and the writers are looked at every 50 ms"
+    "PostgreSQL: 32 writers, notify after_commit ÷ off": Limit(
+        "the buses share the notifications, but one event in 10 to 20 still has a statement of its own, on two "
+        "cores that are full without"
     ),
-    "PostgreSQL: latency p50 ÷ eventsourcing": (
-        "raw NOTIFY and fetch itself is no more than about 1.5 times as quick as eventsourcing here"
+    "PostgreSQL: beside an open gap ÷ quiet": Limit(
+        "as long as the writer's transaction is open, the server keeps every version of the checkpoint's row: "
+        "after 2,000 checkpoints the bare UPDATE takes it 47 µs instead of 36. Besides, a checkpoint has to "
+        "hold the gap (5 µs more), and the writers are looked at every 50 ms"
+    ),
+    "PostgreSQL: beside a stranger's transaction ÷ quiet": Limit(
+        "as long as any transaction is open, the server keeps every version of the checkpoint's row: after "
+        "2,000 checkpoints the bare UPDATE takes it 47 µs instead of 36"
+    ),
+    "PostgreSQL: 5 subscribers ÷ one, deliveries/s": Limit(
+        "only reading and decoding are shared: every subscriber has its own copy of an event, because it may "
+        "change the payload, and its checkpoints. Raw with copies gets to so many times raw for one; the rest "
+        "is the bookkeeping of five subscribers, 0.6 µs for each delivery",
+        (Shown("pg-fan-out", "raw-5-copied", "raw-1", "deliveries"),),
+    ),
+    "PostgreSQL: latency p50 ÷ raw NOTIFY and fetch": Limit(
+        "commits must not wait for each other, so the notification follows in a transaction of its own, as in "
+        "raw-after-commit. The rest is the way of the receiver: 60 µs more for a statement that also tells of "
+        "the head, retries and the server, and 65 µs of Python from the wake-up to the handler",
+        (Shown("pg-latency", "raw-after-commit-50", "raw-50", "p50"),),
+    ),
+    "PostgreSQL: latency p50 ÷ eventsourcing": Limit(
+        "raw NOTIFY and fetch itself takes no less than so much of it",
+        (Shown("pg-latency", "raw-50", "eventsourcing-50", "p50"),),
     ),
 }

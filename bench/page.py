@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.charted import charts_of
 from bench.goals import GOALS
 from bench.judging import Goal, Judgement, Verdict, judge
-from bench.limits import LIMITS
+from bench.limits import LIMITS, Limit
 from bench.report import markdown_table, workload_table
 from bench.saved import Catalogue, Run, machines_of, together
 from bench.workloads import WORKLOADS
@@ -33,7 +33,7 @@ def write_page(
     folder: Path,
     runs: Sequence[Run],
     goals: Sequence[Goal] = GOALS,
-    limits: Mapping[str, str] = LIMITS,
+    limits: Mapping[str, Limit] = LIMITS,
     catalogue: Catalogue = WORKLOADS,
 ) -> None:
     """Write the page and its charts into a folder; charts of an earlier page are removed."""
@@ -49,7 +49,7 @@ def write_page(
 
 
 def _lines(
-    runs: Sequence[Run], results: Results, goals: Sequence[Goal], limits: Mapping[str, str]
+    runs: Sequence[Run], results: Results, goals: Sequence[Goal], limits: Mapping[str, Limit]
 ) -> Iterator[str]:
     judgements = [judge(goal, results) for goal in goals]
     yield from (_INTRODUCTION, "", "## Machine", "")
@@ -58,7 +58,7 @@ def _lines(
     counts = [f"{sum(j.verdict is verdict for j in judgements)} {verdict.value}" for verdict in Verdict]
     yield from ("", "## Goals", "", f"{', '.join(counts)}.", "")
     yield from markdown_table(goal_rows(judgements, runs, results))
-    yield from _limits(judgements, limits)
+    yield from _limits(judgements, limits, results)
     for workload, rows in results.by_workload():
         yield from ("", f"## {workload.name}", "", f"{_sentence(workload.title)}.", "")
         for chart in charts_of(workload, rows):
@@ -100,13 +100,14 @@ def _verdict(judgement: Judgement, by_run: Sequence[Judgement]) -> str:
     return f"{mark} (in {found.count(judgement.verdict)} of {len(found)} runs)"
 
 
-def _limits(judgements: Sequence[Judgement], limits: Mapping[str, str]) -> Iterator[str]:
+def _limits(judgements: Sequence[Judgement], limits: Mapping[str, Limit], results: Results) -> Iterator[str]:
     missed = [judgement.goal for judgement in judgements if judgement.verdict is Verdict.MISSED]
     if missed:
         yield from ("", "### What stands in the way", "")
-        yield from (
-            f"- **{goal.name}** ({goal.bar}): {limits.get(goal.name, 'not known yet')}" for goal in missed
-        )
+        for goal in missed:
+            limit = limits.get(goal.name)
+            known = "not known yet" if limit is None else limit.text(results)
+            yield f"- **{goal.name}** ({goal.bar}): {known}"
 
 
 def _median(found: Summary | None) -> str:

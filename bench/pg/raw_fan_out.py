@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import asyncpg
 import msgspec
+from msgspec.structs import force_setattr
 
 from postbus import Event, EventStatus
 from postbus.ops.bench.measuring import do_nothing, log_figures
@@ -24,8 +25,11 @@ _STATUS = EventStatus.DONE
 _decode = msgspec.json.Decoder().decode
 
 
-def run(subscriber_count: int, count: int, dsn: str, _effort: Effort) -> Sample:
-    """Page after page to all of them, all the same events; connecting counts, as it does for the bus."""
+def run(subscriber_count: int, count: int, dsn: str, _effort: Effort, *, is_copied: bool = False) -> Sample:
+    """Page after page to all of them; connecting counts, as it does for the bus.
+
+    All get the same events; or *is_copied*: each its own, and may change the payload.
+    """
 
     async def deliver() -> Sample:
         began, cpu_began, seen, after = time.perf_counter(), time.process_time(), 0, 0
@@ -39,7 +43,7 @@ def run(subscriber_count: int, count: int, dsn: str, _effort: Effort) -> Sample:
                 for start in range(0, len(rows), _CHECKPOINT_EVERY):
                     events = _events(rows[start : start + _CHECKPOINT_EVERY])
                     for _ in names:
-                        for event in events:
+                        for event in _copies(events) if is_copied else events:
                             await do_nothing(event)
                         seen += len(events)
                     await session.execute(_MOVE_ALL, events[-1].global_sequence, datetime.now(UTC), names)
@@ -48,6 +52,13 @@ def run(subscriber_count: int, count: int, dsn: str, _effort: Effort) -> Sample:
         return Sample(figures=figures, settings=await durability(dsn))
 
     return asyncio.run(deliver())
+
+
+def _copies(events: Sequence[Event]) -> list[Event]:
+    copies = [event.__copy__() for event in events]  # type: ignore[attr-defined]
+    for copy in copies:
+        force_setattr(copy, "payload", copy.payload.copy())
+    return copies
 
 
 def _events(rows: Sequence[asyncpg.Record]) -> list[Event]:

@@ -120,6 +120,15 @@ def _raw(count: int) -> Candidate:
     )
 
 
+def _raw_copied(count: int) -> Candidate:
+    return on_postgres(
+        f"raw-{count}-copied",
+        f"raw: the same for {count}, to each a copy of its own",
+        partial(raw_fan_out.run, count, _COUNT, is_copied=True),
+        prepare=partial(fill, count=_COUNT),
+    )
+
+
 def _at_head(count: int) -> Candidate:
     label = f"postbus: {count} subscriber{'s' if count > 1 else ''} at the head, one event after the other"
     return on_postgres(f"head-{count}", label, partial(run_at_head, count))
@@ -131,6 +140,7 @@ WORKLOAD = Workload(
     candidates=(
         *map(_catch_up, _SUBSCRIBER_COUNTS),
         *map(_raw, _RAW_COUNTS),
+        _raw_copied(5),
         *map(_at_head, _SUBSCRIBER_COUNTS),
     ),
     columns=(

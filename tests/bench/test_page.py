@@ -11,10 +11,11 @@ import pytest
 
 from bench.goals import GOALS
 from bench.judging import Goal, judge
-from bench.limits import LIMITS
+from bench.limits import LIMITS, Limit, Shown
 from bench.page import write_page
 from bench.report import json_report
 from bench.saved import Run, SavedRunError, read_run, together
+from bench.workloads import WORKLOADS
 from postbus.ops.bench.harness import Failed, NotInstalled, Outcome, Results, Row
 from tests.bench.steps import WORKLOAD, goal, results_of, sample
 
@@ -27,7 +28,7 @@ def run_of(date: str = "2026-01-01", **outcomes: Sequence[Outcome]) -> Run:
 
 
 def page_of(
-    folder: Path, *runs: Run, goals: Sequence[Goal] = (), limits: Mapping[str, str] | None = None
+    folder: Path, *runs: Run, goals: Sequence[Goal] = (), limits: Mapping[str, Limit] | None = None
 ) -> str:
     write_page(folder, runs, goals, limits or {}, CATALOGUE)
     return (folder / "benchmarks.md").read_text("utf-8")
@@ -62,10 +63,19 @@ def test_a_missed_goal_says_what_stands_in_the_way(tmp_path: Path) -> None:
     missed = goal(at_least=60)
 
     assert "- **a goal** (≥ 60): the disk" in page_of(
-        tmp_path, run, goals=[missed], limits={"a goal": "the disk"}
+        tmp_path, run, goals=[missed], limits={"a goal": Limit("the disk")}
     )
     assert "- **a goal** (≥ 60): not known yet" in page_of(tmp_path, run, goals=[missed])
     assert "What stands in the way" not in page_of(tmp_path, run, goals=[goal(at_least=1)])
+
+
+def test_a_limit_is_shown_by_figures_of_the_run_at_hand(tmp_path: Path) -> None:
+    """Words alone would go out of date; a row that was not measured shows nothing."""
+    run = run_of(ours=[sample(5.0)] * 2, peer=[sample(7.0), sample(8.0)], raw=[sample(10.0)] * 2)
+    limit = Limit("the disk", (Shown("work", "peer", "raw"), Shown("work", "gone", "raw")))
+    page = page_of(tmp_path, run, goals=[goal(at_least=60)], limits={"a goal": limit})
+
+    assert "- **a goal** (≥ 60): the disk; work/peer ÷ raw: 0.750 (0.700 … 0.800)\n" in page
 
 
 def test_a_goal_that_was_not_measured_stays_on_the_page(tmp_path: Path) -> None:
@@ -169,6 +179,16 @@ def test_runs_together_count_only_rounds_that_were_measured() -> None:
 def test_every_limit_is_about_a_goal() -> None:
     """A renamed goal takes its explanation along."""
     assert set(LIMITS) <= {each.name for each in GOALS}
+
+
+def test_every_limit_is_shown_by_rows_that_are_measured() -> None:
+    """And by none of ours: what we do is no limit."""
+    rows = {f"{name}/{each.name}" for name, workload in WORKLOADS.items() for each in workload.candidates}
+    shown = [each for limit in LIMITS.values() for each in limit.shown]
+    named = {f"{each.workload}/{row}" for each in shown for row in (each.candidate, each.against)}
+
+    assert named <= rows
+    assert not [row for row in named if row.partition("/")[2].startswith("postbus")]
 
 
 def run_bench(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -64,8 +64,8 @@ WHERE subscriber_id = $1 AND epoch = $2 AND last_global_sequence < $3 AND coales
     AND ($7::text IS NULL OR set_config('synchronous_commit', $7, true) IS NOT NULL);
 
 -- name: move_checkpoints
--- As move_checkpoint for several who have come to the same place, as those do who read the same pages: in two
--- thirds of the time that save_checkpoints takes. For the SELECTs see there.
+-- As move_checkpoint for several who have come to the same place, as those do who read the same pages: quicker
+-- than save_checkpoints, the more of them there are. For the SELECTs see there.
 UPDATE {schema}.event_bus_checkpoints AS present
 SET last_global_sequence = $3, head = $3, open_gaps = ARRAY[]::bigint[],
     last_event_id = coalesce($4, last_event_id), updated_at = $5, attempt_sequence = NULL, attempt_count = 0
