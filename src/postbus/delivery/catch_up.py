@@ -88,7 +88,7 @@ class CatchUp:
     async def _deliver(self, page: Page) -> int:
         # What has not been decoded yet is decoded now, while the next page is read and the checkpoint of the
         # page before is written. Not until that is written are there more events that would come again.
-        events, count = page.events[:], 0
+        events, count = list(page.events), 0
         if self._writer.is_due:
             await self._writer.write()
         self._writer.begin_page(page.missing)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from postbus.delivery.own_copies import OwnCopies
 from postbus.events import DeadLetter, Event, GlobalSequence, UndecodablePayload
 from postbus.late_events import LateEvents
 
@@ -41,8 +40,6 @@ def sequence_of(event: Event) -> GlobalSequence:
 
 def numbers_of(events: Sequence[Event]) -> Sequence[GlobalSequence]:
     """The numbers of events that are in the log."""
-    if isinstance(events, OwnCopies):
-        return numbers_of(events.shared)
     return events.numbers if isinstance(events, LateEvents) else [sequence_of(event) for event in events]
 
 

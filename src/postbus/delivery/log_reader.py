@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from postbus.delivery.deliveries import numbers_of
-from postbus.delivery.own_copies import OwnCopies, own_copies
+from postbus.delivery.own_copies import own_copies
 from postbus.delivery.patience import Patience
 from postbus.errors import UnsoundLogError
 from postbus.events import Event, Gap, GlobalSequence, LogPage, LogPosition, Part
@@ -28,9 +28,6 @@ _MOST_PAGES_KEPT = 4
 # What is read for one subscriber is still there for another who is no further behind.
 _NEAR_EACH_OTHER = _MOST_PAGES_KEPT * _NEAR_THE_HEAD
 _SECONDS_KEPT = 1.0
-# So many events are copied at once for each who shares them, as at the head of the log: in parts, when they
-# are handed out, it would take longer.
-_FEW = 100
 # A sample of the writers costs the server about a millisecond.
 _SECONDS_BETWEEN_SAMPLES = 0.05
 # How long to wait before a gap is looked into again: longer and longer for a writer that takes its time.
@@ -147,9 +144,7 @@ class LogReader:
         passed = _passed(page, events, after) if after.open else ()
         if not is_shared and events is page.events and not passed:
             return page
-        if is_shared:
-            events = own_copies(events) if len(events) <= _FEW else OwnCopies(events)
-        return replace(page, events=events, passed=passed, _split={})
+        return replace(page, events=own_copies(events) if is_shared else events, passed=passed, _split={})
 
     def look_again_later(self) -> None:
         """Wake everybody when it is time to look into the open gaps again."""

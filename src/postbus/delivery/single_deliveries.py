@@ -65,9 +65,9 @@ class SingleDeliveries:
             handler, outcome = self._easy_handler, None
             if handler is not None:
                 end = min(len(events), rested_at + _MOST_AT_A_STRETCH, index + writer.count_until_due)
-                stretch = Stretch(list(events[index:end]))
+                stretch = Stretch(events, index, end)
                 outcome = await self._deliver_easily(handler, stretch, began_at + _LONGEST_STRETCH)
-                index += stretch.index
+                index = stretch.index
             if handler is None or outcome is not None:
                 try:
                     await self._deliver_one(events[index], outcome)
@@ -116,7 +116,7 @@ class SingleDeliveries:
         until = min(until, self._writer.begin_stretch(stretch))
         watch.begin()
         try:
-            for event in stretch.events:
+            for event in stretch.events[stretch.index : stretch.end]:
                 if type(event.payload) is UndecodablePayload:
                     return Failed(describe_undecodable(event.payload), is_final=True)
                 self.current, error = event, None

@@ -6,17 +6,17 @@ from postbus.events import Event
 
 
 class Stretch:
-    """Events of which those before *index* are processed.
+    """From *index* to *end* of the events; what is before *index* is processed.
 
     Whoever delivers only moves the index. Whoever needs to know what was processed looks at it then: once
     for many events, instead of after each.
     """
 
-    __slots__ = ("events", "index", "noted")
+    __slots__ = ("end", "events", "index", "noted")
 
-    def __init__(self, events: Sequence[Event]) -> None:
-        self.events, self.index = events, 0
-        self.noted = 0
+    def __init__(self, events: Sequence[Event], index: int, end: int) -> None:
+        self.events, self.index, self.end = events, index, end
+        self.noted = index
         """The events before it were taken note of."""
 
     def take_new(self) -> Sequence[Event]:

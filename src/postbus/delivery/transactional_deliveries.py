@@ -50,8 +50,6 @@ class TransactionalDeliveries:
 
     async def deliver(self, events: Sequence[Event]) -> int:
         """As many as fit into one transaction; the first alone while care is needed."""
-        # What is shared with others is copied once, not each time that somebody looks.
-        events = list(events)
         first, sequence = events[0], sequence_of(events[0])
         if isinstance(first.payload, UndecodablePayload):
             await self._failures.bury(first, sequence, [describe_undecodable(first.payload)])
