@@ -3,12 +3,13 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import datetime
 
 import asyncpg
 import pytest
 
 from postbus.errors import BusLoopError, EventNotFoundError, StoreClosedError, StoreUnavailableError
-from postbus.events import Event, LogPosition
+from postbus.events import Event, GlobalSequence, LogPosition
 from postbus.stores.postgres import PgEventStore
 from postbus.testing import ManualClock
 from tests.contracts.steps import MAIL, append, bury, make_draft
@@ -181,6 +182,28 @@ class TestPools:
             assert (dead.payload, dead.metadata, dead.errors) == ({"n": 1}, {"k": "v"}, ["boom"])
             assert await store.states.get("orders", "1") == b'{"n":1}'
             assert await store.states.items("orders", "", 10) == [("1", b'{"n":1}')]
+
+    async def test_a_pool_that_decodes_moments_in_its_own_way_is_no_harm_to_subscribers(
+        self, postgres_dsn: str
+    ) -> None:
+        """Whether the events come singly or many at a time."""
+
+        async def set_codec(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+            await connection.set_type_codec(
+                "timestamptz", encoder=datetime.isoformat, decoder=str, schema="pg_catalog"
+            )
+
+        async with (
+            asyncpg.create_pool(postgres_dsn, init=set_codec, min_size=1) as pool,
+            PgEventStore(pool, clock=ManualClock()) as store,
+        ):
+            found = []
+            for number in range(1, 4):
+                await append(store, draft := make_draft(id=str(number)))
+                page = await store.log.read(LogPosition(GlobalSequence(number - 1)), 10, None)
+                found += [event.created_at for event in page.events]
+
+            assert found == [draft.created_at] * 3
 
     async def test_the_users_pool_is_left_open(self, postgres_dsn: str) -> None:
         """It is the user's."""

@@ -4,6 +4,7 @@ import asyncio
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from datetime import datetime
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -29,6 +30,8 @@ _MUCH_TEXT = 1024 * 1024
 _SLICE_OF_TEXT = 256 * 1024
 # One event is found soon enough with a plan for a log of a quarter of the size: a new plan takes longer.
 _DOUBLINGS_OF_NEXT = 2
+# Where the moment of the event is among the columns of read_next.
+_MOMENT = 7
 
 
 class _Facts(NamedTuple):
@@ -83,7 +86,8 @@ class LogPages:
         """A page of one event; None if there is none, and nothing else is known either."""
         query = self._fit(self._read_next, _DOUBLINGS_OF_NEXT)
         row = await connection.fetchrow(query, min(after.head, LARGEST_NUMBER))
-        if row is None:
+        # A pool of the user's may decode moments in its own way: those of a page come as JSON.
+        if row is None or not isinstance(row[_MOMENT], datetime):
             return None
         self._head, server, may_have_retries, number = row[:4]
         return LogPage(

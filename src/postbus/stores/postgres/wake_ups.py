@@ -107,10 +107,11 @@ class WakeUps:
     def note_notified(self, sequence: int) -> None:
         """This number is committed, and the other processes are notified: wake the watchers of this one."""
         self.note_head(sequence)
-        # It tells of everything before as well.
-        self._owed = None
-        self._thinning.commit(sequence, sequence, asyncio.get_running_loop().time())
-        self._thinning.settle()
+        # Whatever was committed meanwhile may have come too late for that notification: it is still owed.
+        if self._thinning.commit(sequence, sequence, asyncio.get_running_loop().time()):
+            self._send_owed()
+        elif self._owed is None:
+            self._thinning.settle()
         if sequence in self._heard:
             self._heard.remove(sequence)
         else:
