@@ -197,13 +197,13 @@ class TestPools:
             asyncpg.create_pool(postgres_dsn, init=set_codec, min_size=1) as pool,
             PgEventStore(pool, clock=ManualClock()) as store,
         ):
-            found = []
-            for number in range(1, 4):
-                await append(store, draft := make_draft(id=str(number)))
-                page = await store.log.read(LogPosition(GlobalSequence(number - 1)), 10, None)
+            found, drafts = [], [make_draft(id=str(number)) for number in range(3)]
+            for number, draft in enumerate(drafts):
+                await append(store, draft)
+                page = await store.log.read(LogPosition(GlobalSequence(number)), 10, None)
                 found += [event.created_at for event in page.events]
 
-            assert found == [draft.created_at] * 3
+            assert found == [draft.created_at for draft in drafts]
 
     async def test_the_users_pool_is_left_open(self, postgres_dsn: str) -> None:
         """It is the user's."""
