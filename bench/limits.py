@@ -111,13 +111,7 @@ LIMITS: Mapping[str, Limit] = {
         "two cores that are full without"
     ),
     "PostgreSQL: beside an open gap ÷ quiet": Limit(
-        "as long as the writer's transaction is open, the server keeps every version of the checkpoint's "
-        "row: after 2,000 checkpoints the bare UPDATE takes it 47 µs instead of 36. Besides, a checkpoint "
-        "has to hold the gap (5 µs more), and the writers are looked at every 50 ms"
-    ),
-    "PostgreSQL: beside a stranger's transaction ÷ quiet": Limit(
-        "as long as any transaction is open, the server keeps every version of the checkpoint's row: after "
-        "2,000 checkpoints the bare UPDATE takes it 47 µs instead of 36"
+        "every checkpoint has to hold the gap, and the writers are looked at every 50 ms"
     ),
     "PostgreSQL: 5 subscribers ÷ one, deliveries/s": Limit(
         "only reading and decoding are shared: every subscriber has its own copy of an event, because it may "

@@ -506,11 +506,22 @@ class EventBus:
             limit.cancel()
 
     async def _finish_in_flight(self, by: "asyncio.Task[object] | None") -> None:
-        # The handler of a durable subscriber may be the one who shuts down: it is not waited for.
+        # A handler may be the one who shuts down: it is not waited for, with an id or without. If it is in
+        # its first step, nobody knows of it before that has ended.
+        await asyncio.sleep(0)
+        if by is not None:
+            # Before all else: the lane, or whoever has published the event, may wait for it.
+            await self._give_back_own(by)
         await self._publisher.wait_until_stored()
         await self._lane.wait_until_stopped()
         await self._dispatcher.wait_until_idle()
         await self._subscribers.wait_until_stopped(by)
+
+    async def _give_back_own(self, by: "asyncio.Task[object]") -> None:
+        # As below: what the store can't take now is recovered by the next start.
+        with contextlib.suppress(StoreError):
+            if count := await self._dispatcher.give_back_own(by):
+                logger.info("shutdown by a handler: %d events, its own first, are pending again", count)
 
     async def _give_back(self) -> None:
         await self._lane.cut_off()

@@ -1,6 +1,7 @@
 """Shutdown: what is in flight is finished or given back, never lost and never counted against."""
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -233,3 +234,123 @@ async def test_a_shutdown_that_was_cancelled_and_repeated_leaves_no_publisher_wa
     await soon(publishing)
 
     assert list(statuses(database).values()) == ["pending"]
+
+
+class TestByAHandler:
+    """A handler without an id calls shutdown(), which must not wait for that handler."""
+
+    @pytest.mark.parametrize("wait", [True, False])
+    async def test_it_does_not_wait_for_itself_and_its_event_is_pending(
+        self,
+        database: Path,
+        make_bus: MakeBus,
+        manual: ManualClock,
+        caplog: pytest.LogCaptureFixture,
+        wait: bool,
+    ) -> None:
+        """No time passes; nothing is said of an error, and the attempt does not count."""
+        bus, is_over = make_bus(clock=manual), asyncio.Event()
+
+        @bus.on("order.placed")
+        async def stop(_: Event) -> None:
+            await bus.shutdown()
+            is_over.set()
+
+        await soon(bus.publish("order.placed", wait=wait))
+        await soon(is_over.wait())
+        await soon(_couriers_have_ended())
+
+        assert query(database, "SELECT status, retry_count FROM events") == [("pending", 0)]
+        assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+    async def test_everything_else_is_drained(
+        self, database: Path, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """The shutdown waits for a handler that still runs."""
+        bus, slow, stopping = make_bus(clock=manual), BlockingHandler(), asyncio.Event()
+        bus.subscribe("order.placed", slow)
+
+        @bus.on("order.cancelled")
+        async def stop(_: Event) -> None:
+            stopping.set()
+            await bus.shutdown()
+
+        others = [start(bus.publish("order.placed")), start(bus.publish("order.cancelled"))]
+        await soon(asyncio.gather(slow.started.wait(), stopping.wait()))
+        slow.released.set()
+        await soon(asyncio.gather(*others))
+        await soon(_couriers_have_ended())
+
+        assert (slow.finish_count, slow.was_cancelled) == (1, False)
+        assert query(database, "SELECT type, status FROM events ORDER BY type") == [
+            ("order.cancelled", "pending"),
+            ("order.placed", "done"),
+        ]
+
+    async def test_what_is_behind_it_in_a_list_is_not_begun(
+        self, database: Path, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """Else the next start would deliver the first event after the others."""
+        bus, calls = make_bus(clock=manual), list[object]()
+
+        @bus.on("order.placed")
+        async def stop(event: Event) -> None:
+            calls.append(event.payload)
+            if event.payload == 1:
+                await bus.shutdown()
+
+        await soon(bus.publish_many([("order.placed", number) for number in range(4)]))
+        await soon(_couriers_have_ended())
+
+        assert calls == [0, 1]
+        assert [status for (status,) in query(database, "SELECT status FROM events")] == [
+            "done",
+            "pending",
+            "pending",
+            "pending",
+        ]
+
+    async def test_a_handler_that_waits_for_its_event_goes_on(
+        self, database: Path, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """It has published the event and is drained like any other."""
+        bus = make_bus(clock=manual)
+
+        @bus.on("order.placed")
+        async def cancel(_: Event) -> None:
+            await bus.publish("order.cancelled")
+
+        @bus.on("order.cancelled")
+        async def stop(_: Event) -> None:
+            await bus.shutdown()
+
+        await soon(bus.publish("order.placed"))
+        await soon(_couriers_have_ended())
+
+        assert query(database, "SELECT type, status FROM events ORDER BY type") == [
+            ("order.cancelled", "pending"),
+            ("order.placed", "done"),
+        ]
+
+    async def test_no_further_handler_of_its_event_is_called(
+        self, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """They get the event with the next start; the bus is closed now."""
+        bus, further = make_bus(clock=manual), FlakyHandler()
+
+        @bus.on("order.placed")
+        async def stop(_: Event) -> None:
+            await bus.shutdown()
+
+        bus.subscribe("order.placed", further)
+        await soon(bus.publish("order.placed"))
+        await soon(_couriers_have_ended())
+
+        assert further.events == []
+
+
+async def _couriers_have_ended() -> None:
+    """Return when no handler runs any more, its delivery included."""
+    couriers = [task for task in asyncio.all_tasks() if task.get_name() == "postbus courier"]
+    if couriers:
+        await asyncio.wait(couriers)

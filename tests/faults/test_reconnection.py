@@ -241,7 +241,7 @@ class TestLostAnswers:
             running(postgres_proxy.through(postgres_dsn)) as (bus, [seen]),
             writer(postgres_dsn) as other,
         ):
-            executed = postgres_proxy.cut_before_answer_of(b"last_global_sequence = $3")
+            executed = postgres_proxy.cut_before_answer_of(b"SET last_global_sequence")
             first = await other.insert()
             await written(postgres_dsn, first)
             await soon(executed.is_set)

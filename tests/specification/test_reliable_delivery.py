@@ -1,4 +1,7 @@
-"""0002, sections 7.1 to 7.3, and 0005, section 6.2: the cases that they name, on the embedded stores."""
+"""0002, sections 7.1 to 7.3, and 0005, section 6.2: the cases that they name, on every store.
+
+What only PostgreSQL can lose, a connection, is in test_reliable_delivery_postgres.py.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -313,7 +316,7 @@ class TestBatchedCheckpoints:
         assert await position_of(bus) == 3
 
     async def test_batched_checkpoint_on_reconnection(self, new_bus: MakeBus) -> None:
-        """Here there is no connection to lose: letting go of the subscriber writes what is pending."""
+        """What every store can do: letting go of the subscriber writes what is pending."""
         bus, handler = new_bus(config=batched(100, 60)), FlakyHandler()
         bus.subscribe("*", handler, id=ID)
         await publish_numbers(bus, 1, 2, 3)

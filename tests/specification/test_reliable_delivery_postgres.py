@@ -1,7 +1,7 @@
-"""0002 on PostgreSQL: section 1.2 and the cases that sections 7.2 and 7.3 name.
+"""0002 on PostgreSQL: section 1.2 and the cases that sections 7.2 and 7.3 name; of 0005 a lost connection.
 
-The embedded stores have theirs in test_reliable_delivery.py; 7.4, the migration, is in
-tests/stores/test_postgres_migration.py.
+What every store does is in test_reliable_delivery.py; 7.4, the migration, is in test_migration.py and
+8.1, the log lines, in test_logging.py.
 """
 
 import asyncio
@@ -406,6 +406,29 @@ class TestFailureInjection:
         assert len(holder) == len(new_holder) == 1
         assert holder != new_holder
         assert payloads_of(seen) == await payloads(postgres_dsn)
+
+
+class TestBatchedCheckpoints:
+    """0005, section 6.2.3."""
+
+    async def test_batched_checkpoint_on_reconnection(self, postgres_dsn: str) -> None:
+        """All connections end before a batch is full: what is pending is written nevertheless."""
+        mode, seen = CheckpointMode.batched(batch_size=100, max_delay=60.0), Seen()
+        async with started(postgres_dsn, seen, checkpoint_mode=mode) as bus, writer(postgres_dsn) as other:
+            await until_live(bus)
+            numbers = [await other.insert() for _ in range(3)]
+            await soon(lambda: seen.numbers == numbers)
+            assert (await checkpoint_row(postgres_dsn))["last_global_sequence"] == 0
+            epoch = (await checkpoint_row(postgres_dsn))["epoch"]
+
+            assert await end_backends(postgres_dsn) > 0
+            await written(postgres_dsn, numbers[-1])
+            await until(lambda: checkpoint_row(postgres_dsn), lambda row: row["epoch"] > epoch)
+            await until_live(bus)
+            numbers += [await other.insert() for _ in range(2)]
+            await soon(lambda: len(seen.numbers) >= len(numbers))
+
+            assert seen.numbers == numbers
 
 
 async def lock_holders(dsn: str) -> list[tuple[Any, ...]]:

@@ -95,6 +95,15 @@ async def until_waiting_for_standby(session: Session) -> None:
     assert await _becomes(session, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'", 1)
 
 
+async def wait_for_standby(session: Session, name: str) -> None:
+    """From now on, every commit that waits for the disk waits for this standby too."""
+    await session.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+    await session.execute("SELECT pg_reload_conf()")
+    async with asyncio.timeout(10):
+        while await session.fetchval("SHOW synchronous_standby_names") != name:
+            pass
+
+
 async def _make_tables(dsn: str) -> None:
     database = Database(dsn)
     await database.open()

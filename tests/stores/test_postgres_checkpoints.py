@@ -42,6 +42,7 @@ from tests.stores.checkpoint_steps import (
     store_event,
     until_waiting_for_lock,
     until_waiting_for_standby,
+    wait_for_standby,
 )
 
 
@@ -328,15 +329,6 @@ async def _all_rows(session: Session) -> list[str]:
     return [row[0] for each in rows for row in each]
 
 
-async def _wait_for_standby(session: Session, name: str) -> None:
-    """From now on, every commit that waits for the disk waits for this standby too."""
-    await session.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
-    await session.execute("SELECT pg_reload_conf()")
-    async with asyncio.timeout(10):
-        while await session.fetchval("SHOW synchronous_standby_names") != name:
-            pass
-
-
 class TestDisk:
     @pytest.fixture
     async def slow_disk(self, own_postgres: Server) -> AsyncIterator[tuple[PgCheckpoints, Session]]:
@@ -346,7 +338,7 @@ class TestDisk:
             open_session(own_postgres.dsn()) as session,
         ):
             yield checkpoints, session
-            await _wait_for_standby(session, "")
+            await wait_for_standby(session, "")
 
     async def test_only_a_save_that_can_be_repeated_does_not_wait_for_it(
         self, slow_disk: tuple[PgCheckpoints, Session]
@@ -354,7 +346,7 @@ class TestDisk:
         """Alone or with others, and one that must be durable makes its group wait."""
         checkpoints, session = slow_disk
         mail, stock, other = [await checkpoints.claim(SubscriberId(name), START) for name in ("a", "b", "c")]
-        await _wait_for_standby(session, "nobody")
+        await wait_for_standby(session, "nobody")
         async with asyncio.timeout(30):
             await checkpoints.save(progress(mail, 1, is_repeatable=True))
             await asyncio.gather(
@@ -370,7 +362,7 @@ class TestDisk:
         await until_waiting_for_standby(session)
 
         assert not any(save.done() for save in group)
-        await _wait_for_standby(session, "")
+        await wait_for_standby(session, "")
         await asyncio.gather(*group)
 
 

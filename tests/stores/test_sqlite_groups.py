@@ -170,6 +170,17 @@ async def test_a_group_goes_on_after_the_numbers_of_another_process(
         assert statuses == ["done"] * count + ["done"] + ["processing"] * count
 
 
+@pytest.mark.parametrize("finished", [(1, 2, 3), (3, 1, 2), (1, 3), (1, 3, 3), (2,), (1, 2, 4, 5), (5, 1)])
+async def test_only_what_was_finished_is_marked_done(store: SQLiteStore, finished: tuple[int, ...]) -> None:
+    """Also where numbers are missing among them, or one comes twice."""
+    await add(store, *[make_draft(id=f"event-{n}") for n in range(1, 6)])
+    for number in finished:
+        store.queue.finish(GlobalSequence(number))
+
+    statuses = [event.status for event in await store.read_all()]
+    assert statuses == ["done" if number in finished else "processing" for number in range(1, 6)]
+
+
 async def test_finished_events_are_marked_done_while_publishers_keep_the_writer_busy(
     store: SQLiteStore, tmp_path: Path
 ) -> None:

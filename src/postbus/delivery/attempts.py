@@ -38,13 +38,17 @@ class AbandonedError(Exception):
     """The handler ended after all, but its event has long gone on without it."""
 
 
+class GivenBackError(AbandonedError):
+    """The handler ended, but a shutdown has put its event back before: the next start delivers it."""
+
+
 class Attempts:
     """Runs attempts. The only place where user code ends and ours begins."""
 
     def __init__(self, clock: Clock, threads: HandlerThreads) -> None:
         self._clock, self._threads = clock, threads
         self._watchdogs: dict[float, Watchdog] = {}
-        self._is_stopping = False
+        self._is_stopping = self._is_stopped = False
         # Weakly: a gate goes with its subscription.
         self._waited_at: weakref.WeakSet[Gate] = weakref.WeakSet()
         self._on_abandoned: Callable[[Event, Failure], None] | None = None
@@ -87,6 +91,9 @@ class Attempts:
         """
         waiting: list[Subscription] = []
         for subscription in route.subscriptions:
+            if self._is_stopped:
+                # The handler before this one has shut the bus down.
+                raise GivenBackError
             if subscription.gate.is_retired:
                 continue
             ticket = subscription.gate.try_enter(self._clock.monotonic())
@@ -117,9 +124,15 @@ class Attempts:
 
     def stop(self) -> None:
         """No attempt will run any more."""
+        self._is_stopped = True
         self._threads.stop()
         for watchdog in self._watchdogs.values():
             watchdog.stop()
+
+    def event_of(self, task: "asyncio.Task[object]") -> Event | None:
+        """The event whose handler runs in this task and waits for something; None: there is none."""
+        calls = (call for watchdog in self._watchdogs.values() for call in watchdog)
+        return next((call.event for call in calls if call.task is task), None)
 
     def _call(
         self, subscription: Subscription, event: Event, ticket: int

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from postbus.delivery.attempts import AbandonedError
+from postbus.delivery.attempts import AbandonedError, GivenBackError
 from postbus.delivery.prompt_future import PromptFuture
 
 logger = logging.getLogger("postbus")
@@ -41,6 +41,7 @@ class Couriers:
         self._waiting: deque[Delivery] = deque()
         self._idle: list[PromptFuture] = []
         self._is_one_coming = False
+        self._is_over = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def carry(
@@ -60,6 +61,7 @@ class Couriers:
 
     async def cancel_all(self) -> None:
         """Cut off everything; a handler that will not be cancelled is left behind after a second."""
+        self._is_over = True
         # What has not begun is left to whoever gave it.
         self._waiting.clear()
         # Not the current one: a handler may be the one who shuts the bus down.
@@ -94,7 +96,8 @@ class Couriers:
             while True:
                 self._is_one_coming = False
                 await self._carry_waiting()
-                if len(self._idle) >= _MOST_IDLE or contextvars.copy_context():
+                # The courier whose handler has shut the bus down was not cancelled: nobody will call it.
+                if self._is_over or len(self._idle) >= _MOST_IDLE or contextvars.copy_context():
                     if self._waiting and not self._is_one_coming:
                         self._call_one()
                     return
@@ -150,7 +153,9 @@ async def _see_through(rest: "Coroutine[Any, Any, Delivery | None]") -> None:
 
 def _report(error: Exception) -> None:
     """Say what happened to one delivery; the others go on."""
-    if isinstance(error, AbandonedError):
+    if isinstance(error, GivenBackError):
+        logger.debug("a handler ended whose event a shutdown has put back to pending")
+    elif isinstance(error, AbandonedError):
         logger.warning("a handler ended that was given up before")
     else:
         logger.error("a delivery ended with an error that postbus did not expect", exc_info=error)

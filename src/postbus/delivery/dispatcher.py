@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from postbus.config import RetryPolicy
-from postbus.delivery.attempts import Attempts, Failure
+from postbus.delivery.attempts import Attempts, Failure, GivenBackError
 from postbus.delivery.counters import CountersByType
 from postbus.delivery.couriers import Couriers
 from postbus.delivery.subscriptions import Route, Subscriptions
@@ -33,6 +33,10 @@ class Follower(Protocol):
 
     def on_settled(self) -> None:
         """The event is done, a dead letter, or back in the store for later."""
+        ...
+
+    def behind(self, event: Event, /) -> Sequence[Event]:
+        """Events in flight that can't begin before the attempt of this one has ended."""
         ...
 
 
@@ -78,9 +82,19 @@ class Dispatcher:
         for event in events:
             self._settle(_sequence(event))
 
+    async def give_back_own(self, task: "asyncio.Task[object]") -> int:
+        """Put the event whose handler runs in this task back to pending, and those behind it; how many."""
+        event = self._attempts.event_of(task)
+        follower = None if event is None else self._in_flight.get(_sequence(event))
+        if event is None or follower is None:
+            return 0
+        return await self._give_back([_sequence(each) for each in (event, *follower.behind(event))])
+
     async def give_back_all(self) -> int:
         """Put whatever is still in flight back to pending; how many events."""
-        left = list(self._in_flight)
+        return await self._give_back(list(self._in_flight))
+
+    async def _give_back(self, left: Sequence[GlobalSequence]) -> int:
         try:
             if left:
                 await self._queue.release(left)
@@ -128,6 +142,8 @@ class Dispatcher:
         self, event: Event, route: Route, attempt: "Coroutine[Any, Any, Failure | None]"
     ) -> "Retry | None":
         failure = await attempt
+        if event.global_sequence not in self._in_flight:
+            raise GivenBackError
         if failure is not None:
             return await self._fail(event, route, failure)
         self._succeed(event)

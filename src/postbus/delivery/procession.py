@@ -60,11 +60,18 @@ class Procession:
                 self._go_on_elsewhere()
                 return
 
+    def behind(self, event: Event, /) -> Sequence[Event]:
+        """The rest of the list, if this is the event that it waits for."""
+        return self._events[self._begun_count :] if self._waits_for(event) else ()
+
     def on_attempted(self, event: Event, /) -> None:
         """The handler of this event will not end; if the next event waits for it, it waits no longer."""
-        if self._attempted is not None and self._attempted.global_sequence == event.global_sequence:
+        if self._waits_for(event):
             self._attempted = None
             self._go_on_elsewhere()
+
+    def _waits_for(self, event: Event) -> bool:
+        return self._attempted is not None and self._attempted.global_sequence == event.global_sequence
 
     def _go_on_elsewhere(self) -> None:
         self._couriers.carry(self, self._context.copy())

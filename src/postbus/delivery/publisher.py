@@ -64,6 +64,10 @@ class Publication:
     def on_attempted(self, _: Event, /) -> None:
         """The publisher waits for the last attempt, not for the first."""
 
+    def behind(self, _: Event, /) -> Sequence[Event]:
+        """None: it is alone."""
+        return ()
+
     def on_settled(self) -> None:
         """One of the events is done, a dead letter, or left to the next start by a shutdown."""
         self.unsettled_count -= 1

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from postbus.delivery.couriers import Couriers
 from postbus.delivery.dispatcher import Dispatcher, Retry
@@ -37,6 +37,10 @@ class Turn:
         """The first attempt has ended."""
         if not self._is_over.done():
             self._is_over.set_result(None)
+
+    def behind(self, _: Event, /) -> Sequence[Event]:
+        """None: the lane itself gives back what it has not begun."""
+        return ()
 
     def on_settled(self) -> None:
         """The event is done, a dead letter, or back in the store for later."""

@@ -1,7 +1,7 @@
 """Ends handlers that run for too long, with one sleeper instead of a timer for every call."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from postbus.delivery.subscriptions import Subscription
 from postbus.events import Event
@@ -87,6 +87,11 @@ class Watchdog:
         self._calls.pop(call, None)
         if call.is_late:
             self._ending.pop(call, None)
+
+    def __iter__(self) -> Iterator[Call]:
+        """All calls that have not ended."""
+        yield from self._calls
+        yield from self._ending
 
     def stop(self) -> None:
         """Watch nothing any more."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from postbus.errors import SubscriberFencedError
 from postbus.events import Gap, Part, Progress, StateWrite, SubscriberId
@@ -19,6 +19,8 @@ from postbus.stores.postgres.wake_ups import WakeUps
 
 _CHANGED_NOTHING = "UPDATE 0"
 _WHOLE = Part(0, 1)
+# Of a row: the block of its table, and the number in it.
+_Place: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Saving:
         self._waiting_count = 0
         self._is_in_company = False
         self._writing = asyncio.Lock()
+        # Where the last save has left the row of who writes alone: a hint, since others may have written too.
+        self._places: dict[SubscriberId, _Place] = {}
 
     async def save(self, progress: Progress, now: datetime) -> None:
         """Write all of it in one transaction. SubscriberFencedError, and the errors of its drafts."""
@@ -82,11 +86,8 @@ class Saving:
         await self._groups.drain()
 
     async def _save_alone(self, progress: Progress, now: datetime) -> None:
-        if _is_simple(progress) and await self._move(progress, now):
-            return
-        values = (*_checkpoint_values(progress, now), None, None, None, _commit_mode([progress]))
-        if await self._database.execute(self._queries["save_checkpoint"], *values) == _CHANGED_NOTHING:
-            raise _fenced(progress)
+        place = await self._move(progress, now) or await self._find_and_save(progress, now)
+        self._places[progress.subscriber_id] = place
 
     async def _save_group(self, group: list[_Save]) -> None:
         self._is_in_company = self._waiting_count > 1
@@ -96,18 +97,29 @@ class Saving:
                 for save in saves:
                     save.settle(None if save.key in written else _fenced(save.progress))
 
-    async def _move(self, progress: Progress, now: datetime) -> bool:
-        tag = await self._database.execute(
+    async def _move(self, progress: Progress, now: datetime) -> _Place | None:
+        """Where its row is now; None: nothing was changed."""
+        place = self._places.pop(progress.subscriber_id, None)
+        if place is None or not _is_simple(progress):
+            return None
+        row = await self._database.fetch_row(
             self._queries["move_checkpoint"],
             progress.subscriber_id,
             progress.epoch,
-            progress.position,
-            progress.event_id,
-            now,
-            progress.server,
+            *_move_values(progress, now),
             _commit_mode([progress]),
+            place,
         )
-        return tag != _CHANGED_NOTHING
+        return None if row is None else row[0]
+
+    async def _find_and_save(self, progress: Progress, now: datetime) -> _Place:
+        """Where its row is now."""
+        values = (*_checkpoint_values(progress, now), None, None, None, _commit_mode([progress]))
+        row = await self._database.fetch_row(self._queries["save_checkpoint"], *values)
+        if row is None:
+            raise _fenced(progress)
+        place: _Place = row[0]
+        return place
 
     async def _move_together(self, given: Sequence[Progress], now: datetime) -> bool:
         """Whether all of them were moved. Those that were may be saved a second time."""
@@ -115,10 +127,7 @@ class Saving:
             self._queries["move_checkpoints"],
             [each.subscriber_id for each in given],
             to_literal(each.epoch for each in given),
-            given[0].position,
-            given[0].event_id,
-            now,
-            given[0].server,
+            *_move_values(given[0], now),
             _commit_mode(given),
         )
         return tag == f"UPDATE {len(given)}"
@@ -242,18 +251,25 @@ def _is_plain(progress: Progress) -> bool:
 
 def _is_simple(progress: Progress) -> bool:
     """Whether move_checkpoint is enough."""
-    return (
-        not progress.open
-        and progress.head in (None, progress.position)
-        and progress.attempt_sequence is None
-        and not progress.attempt_count
-    )
+    return progress.attempt_sequence is None and not progress.attempt_count
 
 
 def _are_in_step(given: Sequence[Progress]) -> bool:
     """Whether move_checkpoints is enough."""
-    places = {(each.position, each.event_id, each.server) for each in given}
+    places = {(each.position, each.head, each.open, each.event_id, each.server) for each in given}
     return len(places) == 1 and all(map(_is_simple, given))
+
+
+def _move_values(progress: Progress, now: datetime) -> tuple[Any, ...]:
+    """What move_checkpoint and move_checkpoints are told of the place in the log."""
+    return (
+        progress.position,
+        progress.position if progress.head is None else progress.head,
+        to_literal(gaps_to_array(progress.open)),
+        progress.event_id,
+        now,
+        progress.server,
+    )
 
 
 def _checkpoint_values(progress: Progress, now: datetime) -> tuple[Any, ...]:

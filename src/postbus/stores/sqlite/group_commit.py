@@ -225,9 +225,13 @@ class GroupCommit:
         return True
 
     def _finish(self, finished: Sequence[GlobalSequence]) -> None:
-        if finished:
-            values = (moment_to_text(self._clock.now()), sequences_to_json(finished))
-            self._connection.execute(_QUERIES["finish_events"], values)
+        if not finished:
+            return
+        now, first, last = moment_to_text(self._clock.now()), min(finished), max(finished)
+        if len(set(finished)) == last - first + 1:
+            self._connection.execute(_QUERIES["finish_range"], (now, first, last))
+        else:
+            self._connection.execute(_QUERIES["finish_events"], (now, sequences_to_json(finished)))
 
 
 def _as_one_insert(jobs: Sequence[Job]) -> list[Insert]:

@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 
 # A thread that is not done after this long may be waiting for the GIL.
-_NUDGE_AFTER = 0.002
+_NUDGE_AFTER = 0.001
+# Or for its disk: after each nudge that was in vain the next one comes later, up to this.
+_LONGEST_WAIT = 0.008
 _NUDGE_SECONDS = 0.002
 # A loop that rests for more than the remainder lets go of the GIL by itself: then the disk is slow.
 _BUSY_SHARE = 0.9
@@ -25,6 +27,7 @@ class Nudge:
         self.is_armed = False
         """Whether it looks by itself soon."""
         self._armed_with = (0.0, 0.0)
+        self._wait = _NUDGE_AFTER
         # Setting an Event costs more than asking whether anybody waits for it.
         self._is_nudging = False
         self._news = threading.Event()
@@ -35,7 +38,7 @@ class Nudge:
         if not self.is_armed:
             self.is_armed = True
             self._armed_with = (time.monotonic(), time.thread_time())
-            self._loop.call_later(_NUDGE_AFTER, self._nudge)
+            self._loop.call_later(self._wait, self._nudge)
 
     def hear(self) -> None:
         """The loop has got what the thread told."""
@@ -57,6 +60,7 @@ class Nudge:
         if not has_news and worked > _BUSY_SHARE * (time.monotonic() - armed_at):
             self._news.clear()
             self._is_nudging = True
-            self._news.wait(_NUDGE_SECONDS)
+            has_news = self._news.wait(_NUDGE_SECONDS)
             self._is_nudging = False
+            self._wait = _NUDGE_AFTER if has_news else min(2 * self._wait, _LONGEST_WAIT)
         self.arm()

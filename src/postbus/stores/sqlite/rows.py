@@ -55,6 +55,7 @@ class _MomentFormat:
         self._second = (start, start, "")
 
     def write(self, moment: datetime) -> str:
+        """A moment in UTC, in fixed width, so that text sorts as time does."""
         start, end, prefix = self._second
         if not start <= moment < end:
             start = moment.replace(microsecond=0)
@@ -64,12 +65,8 @@ class _MomentFormat:
         return "%s.%06d+00:00" % (prefix, moment.microsecond)  # noqa: UP031 - a third quicker
 
 
-_format = _MomentFormat()
-
-
-def moment_to_text(moment: datetime) -> str:
-    """A moment in UTC, in fixed width, so that text sorts as time does."""
-    return _format.write(moment)
+# Not wrapped in a function: it is called for every event.
+moment_to_text = _MomentFormat().write
 
 
 def draft_to_row(draft: Draft) -> tuple[object, ...]:

@@ -60,6 +60,9 @@ class _Look(enum.Enum):
     NOW = enum.auto()
 
 
+_LOOK_NOW = _Look.NOW
+
+
 class Writer:
     """Runs a GroupCommit in a thread. Everything public is called in the event loop."""
 
@@ -123,7 +126,7 @@ class Writer:
     def look_now(self) -> None:
         """Somebody says that another process has written: no need to wait for the next look."""
         if not self._is_closed:
-            self._jobs.put(_Look.NOW)
+            self._jobs.put(_LOOK_NOW)
 
     def finish(self, sequence: GlobalSequence) -> None:
         """Mark an event done in some commit soon, together with others: one for each would cost too much."""

@@ -55,28 +55,34 @@ WITH holders AS MATERIALIZED (
 SELECT pid, pg_terminate_backend(pid) FROM holders;
 
 -- name: move_checkpoint
--- What save_checkpoint does in by far the most cases, in half the time: nothing is beyond the new position. With
--- $7 = 'off' the commit does not wait for the disk: the setting ends with the transaction, which is this statement.
+-- What save_checkpoint does in by far the most cases, in half the time: forwards, and its row is where the last
+-- write has left it ($10). By its key the server would find it through all its versions of late, which are many
+-- while any transaction is open. What has become of the place meanwhile does not matter: nothing is changed
+-- that could not be found by its key. With $9 = 'off' the commit does not wait for the disk: the setting ends
+-- with the transaction, which is this statement.
 UPDATE {schema}.event_bus_checkpoints
-SET last_global_sequence = $3, head = $3, open_gaps = ARRAY[]::bigint[],
-    last_event_id = coalesce($4, last_event_id), updated_at = $5, attempt_sequence = NULL, attempt_count = 0
-WHERE subscriber_id = $1 AND epoch = $2 AND last_global_sequence < $3 AND coalesce($6 = {server}, true)
-    AND ($7::text IS NULL OR set_config('synchronous_commit', $7, true) IS NOT NULL);
+SET last_global_sequence = $3, head = $4, open_gaps = $5::text::bigint[],
+    last_event_id = coalesce($6, last_event_id), updated_at = $7, attempt_sequence = NULL, attempt_count = 0
+WHERE ctid = $10 AND subscriber_id = $1 AND epoch = $2 AND coalesce($8 = {server}, true)
+    AND ($3, $4) > (last_global_sequence, coalesce(head, last_global_sequence))
+    AND ($9::text IS NULL OR set_config('synchronous_commit', $9, true) IS NOT NULL)
+RETURNING ctid;
 
 -- name: move_checkpoints
--- As move_checkpoint for several who have come to the same place, as those do who read the same pages: quicker
--- than save_checkpoints, the more of them there are. For the SELECTs see there.
+-- As move_checkpoint, by their keys, for several who have come to the same place in the log, as those do who read
+-- the same pages: quicker than save_checkpoints, the more of them there are. For the SELECTs see there.
 UPDATE {schema}.event_bus_checkpoints AS present
-SET last_global_sequence = $3, head = $3, open_gaps = ARRAY[]::bigint[],
-    last_event_id = coalesce($4, last_event_id), updated_at = $5, attempt_sequence = NULL, attempt_count = 0
+SET last_global_sequence = $3, head = $4, open_gaps = $5::text::bigint[],
+    last_event_id = coalesce($6, last_event_id), updated_at = $7, attempt_sequence = NULL, attempt_count = 0
 FROM unnest((SELECT $1::text[]), (SELECT $2::text::bigint[])) AS given (subscriber_id, epoch)
 WHERE present.subscriber_id = given.subscriber_id AND present.epoch = given.epoch
-    AND last_global_sequence < $3 AND coalesce($6 = {server}, true)
-    AND ($7::text IS NULL OR set_config('synchronous_commit', $7, true) IS NOT NULL);
+    AND coalesce($8 = {server}, true)
+    AND ($3, $4) > (last_global_sequence, coalesce(head, last_global_sequence))
+    AND ($9::text IS NULL OR set_config('synchronous_commit', $9, true) IS NOT NULL);
 
 -- name: save_checkpoint
 -- Changes nothing unless the epoch is the present one and the server ($10) too, nor if this very write has
--- happened already ($11). $14 is as $7 of move_checkpoint.
+-- happened already ($11). $14 is as $9 of move_checkpoint. Where the row is now is what that needs.
 -- Of position and head, compared in this order, the further one stays, with the gaps that belong to it.
 UPDATE {schema}.event_bus_checkpoints AS present
 SET last_global_sequence = greatest(present.last_global_sequence, $3),
@@ -94,7 +100,7 @@ WHERE subscriber_id = $1 AND epoch = $2 AND coalesce($10 = {server}, true)
     AND ($11::text IS NULL OR write_id IS DISTINCT FROM $11)
     AND ($14::text IS NULL OR set_config('synchronous_commit', $14, true) IS NOT NULL)
 -- What comes after it in the same transaction is known by this key to whoever takes over. NULL: nothing does.
-RETURNING pg_try_advisory_xact_lock_shared($12::integer, $13::integer);
+RETURNING ctid, pg_try_advisory_xact_lock_shared($12::integer, $13::integer);
 
 -- name: feed_outbox
 -- An event that has a row already, such as that of a dead letter's retry, gets no second one.
@@ -115,7 +121,7 @@ SELECT EXISTS (SELECT FROM saved);
 
 -- name: save_checkpoints
 -- As save_checkpoint for many at once; returns whose epoch and server were the present ones. Gaps come as
--- text, because an array of arrays must be rectangular. $11 is as $7 of move_checkpoint. In a SELECT the planner
+-- text, because an array of arrays must be rectangular. $11 is as $9 of move_checkpoint. In a SELECT the planner
 -- does not see how few there are: it would make a new plan each time, which takes as long as the rest.
 UPDATE {schema}.event_bus_checkpoints AS present
 SET last_global_sequence = greatest(present.last_global_sequence, given.position),
