@@ -1,7 +1,6 @@
 """PgEventLog: gaps, filters, large payloads and what other programs write, on a real server."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from itertools import product
 
@@ -20,10 +19,9 @@ from postbus.stores.postgres.rows import columns_from_rows
 from postbus.stores.postgres.type_conditions import type_condition
 from postbus.testing import ManualClock
 from tests.contracts.steps import MAIL, NOON, append, bury, is_called_soon, make_draft, sequence_of
-from tests.postgres.databases import Databases
 from tests.postgres.server import Server
 from tests.postgres.steps import Session
-from tests.stores.checkpoint_steps import START, make_database, until_waiting_for_lock
+from tests.stores.checkpoint_steps import START, until_waiting_for_lock
 from tests.stores.log_steps import insert, numbers_of, open_log, open_writer, position
 
 ORDERS = TypeFilter(["order.*"])
@@ -32,25 +30,6 @@ _MATCHED = (
     "SELECT type FROM unnest($1::text[]) WITH ORDINALITY AS given (type, place) "
     "WHERE type = ANY($2::text[]) OR type ~ $3 ORDER BY place"
 )
-
-
-@pytest.fixture
-async def postgres_dsn(databases: Databases) -> AsyncIterator[str]:
-    async with make_database(databases) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-async def store(postgres_dsn: str) -> AsyncIterator[PgEventStore]:
-    async with open_log(postgres_dsn, ManualClock()) as store:
-        yield store
-
-
-@pytest.fixture
-async def writer(store: PgEventStore, postgres_dsn: str) -> AsyncIterator[Session]:
-    """Another program."""
-    async with open_writer(postgres_dsn) as writer:
-        yield writer
 
 
 @pytest.mark.parametrize("wanted", [None, ORDERS], ids=["all", "of some types"])
@@ -154,11 +133,11 @@ class TestGaps:
         assert (len(gaps), numbers_of(page)) == (10_000, [2, 19_998])
 
     async def test_of_a_stream_no_event_comes_before_an_earlier_one(
-        self, store: PgEventStore, writer: Session, postgres_dsn: str, wanted: TypeFilter | None
+        self, store: PgEventStore, writer: Session, log_dsn: str, wanted: TypeFilter | None
     ) -> None:
         """Gaps and the rest are seen at one moment, in whichever moment the gap is filled."""
         state, versions = SubscriberState(), list[int | None]()
-        async with open_writer(postgres_dsn) as slow:
+        async with open_writer(log_dsn) as slow:
             for version in range(1, 2 * _ROUNDS, 2):
                 await slow.execute(f"BEGIN; {_in_stream(version)}")
                 await insert(writer, [2 * version])
@@ -193,7 +172,7 @@ async def _read_on(
 class TestOneByOne:
     """Who has read no more than one event at the head reads the next one by a statement of its own."""
 
-    async def test_it_is_the_same_page(self, store: PgEventStore, writer: Session, postgres_dsn: str) -> None:
+    async def test_it_is_the_same_page(self, store: PgEventStore, writer: Session, log_dsn: str) -> None:
         """With the gap before it, every field, and all that a page tells besides."""
         await insert(writer, [1])
         await store.log.read(START, 10, None)
@@ -202,7 +181,7 @@ class TestOneByOne:
             """UPDATE events SET metadata = '{"k": "v"}', stream_id = 's', stream_version = 4, """
             "actor_id = 'anna' WHERE global_sequence = 3"
         )
-        async with open_log(postgres_dsn, ManualClock()) as fresh:
+        async with open_log(log_dsn, ManualClock()) as fresh:
             whole = await fresh.log.read(position(1), 10, None)
         page = await store.log.read(position(1), 10, None)
 
@@ -360,14 +339,14 @@ class TestSize:
 
 class TestTimeouts:
     async def test_a_page_that_was_not_read_in_time_is_half_as_large_the_next_time(
-        self, postgres_dsn: str
+        self, log_dsn: str
     ) -> None:
         """So that a slow link is not stuck for ever. It grows again with every full page that is read."""
-        async with open_log(postgres_dsn, ManualClock()), open_writer(postgres_dsn) as writer:
+        async with open_log(log_dsn, ManualClock()), open_writer(log_dsn) as writer:
             await insert(writer, range(1, 1201))
             name = await writer.fetchval("SELECT quote_ident(current_database())")
             await writer.execute(f"ALTER DATABASE {name} SET lock_timeout = '50ms'")
-            async with open_log(postgres_dsn, ManualClock()) as hasty:
+            async with open_log(log_dsn, ManualClock()) as hasty:
                 async with writer.transaction():
                     await writer.execute("LOCK TABLE events")
                     with pytest.raises(StoreBusyError):
@@ -536,7 +515,7 @@ class TestForeignRows:
 
     @pytest.mark.parametrize("style", ["German", "SQL, DMY", "Postgres, MDY"])
     async def test_moments_are_the_same_wherever_and_however_the_server_writes_them(
-        self, store: PgEventStore, writer: Session, postgres_dsn: str, style: str
+        self, store: PgEventStore, writer: Session, log_dsn: str, style: str
     ) -> None:
         """In UTC, with as many digits as they have."""
         moments = [NOON, NOON.replace(microsecond=0), NOON.replace(microsecond=100_000)]
@@ -547,7 +526,7 @@ class TestForeignRows:
         name = await writer.fetchval("SELECT quote_ident(current_database())")
         await writer.execute(f"ALTER DATABASE {name} SET TimeZone = 'Asia/Kolkata'")
         await writer.execute(f"ALTER DATABASE {name} SET DateStyle = '{style}'")
-        async with open_log(postgres_dsn, ManualClock()) as elsewhere:
+        async with open_log(log_dsn, ManualClock()) as elsewhere:
             events = (await elsewhere.log.read(START, 10, None)).events
 
         assert [event.created_at for event in events] == moments
@@ -556,12 +535,12 @@ class TestForeignRows:
 
 class TestFacts:
     async def test_every_page_names_the_server(
-        self, store: PgEventStore, writer: Session, postgres_dsn: str
+        self, store: PgEventStore, writer: Session, log_dsn: str
     ) -> None:
         """The same one for as long as it runs, with a sample or without, in any time zone."""
         name = await writer.fetchval("SELECT quote_ident(current_database())")
         await writer.execute(f"ALTER DATABASE {name} SET TimeZone = 'Asia/Kolkata'")
-        async with open_log(postgres_dsn, ManualClock()) as elsewhere:
+        async with open_log(log_dsn, ManualClock()) as elsewhere:
             sampled = await elsewhere.log.read(position(5, (1, 2)), 10, None, with_sample=True)
         pages = [sampled, await store.log.read(START, 10, None), await store.log.read(START, 10, ORDERS)]
 
@@ -658,11 +637,11 @@ class TestNow:
         assert await store.log.now(GlobalSequence(3_000_000_000)) == position(2)
 
     async def test_with_a_writer_every_missing_number_may_be_its(
-        self, store: PgEventStore, writer: Session, postgres_dsn: str
+        self, store: PgEventStore, writer: Session, log_dsn: str
     ) -> None:
         """Up to the head, and none above it."""
         await insert(writer, [2, 5, 9])
-        async with open_writer(postgres_dsn) as slow, slow.transaction():
+        async with open_writer(log_dsn) as slow, slow.transaction():
             await slow.execute("SELECT nextval('events_global_sequence_seq')")
 
             assert await store.log.now(GlobalSequence(5)) == position(5, (1, 1), (3, 4))
@@ -670,10 +649,10 @@ class TestNow:
             assert await store.log.now(GlobalSequence(0)) == position(0)
 
     async def test_the_whole_log_is_looked_through_while_the_writer_is_there(
-        self, store: PgEventStore, writer: Session, postgres_dsn: str
+        self, store: PgEventStore, writer: Session, log_dsn: str
     ) -> None:
         """It may have begun a hundred thousand events ago."""
-        async with open_writer(postgres_dsn) as slow, slow.transaction():
+        async with open_writer(log_dsn) as slow, slow.transaction():
             await slow.execute("SELECT nextval('events_global_sequence_seq')")
             await insert(writer, range(2, 200_001))
             head = await store.head()

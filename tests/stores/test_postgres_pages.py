@@ -1,6 +1,6 @@
 """Pages of the log that come in several rows, on a real server."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,11 +9,9 @@ from postbus.policy.patterns import TypeFilter
 from postbus.stores.postgres import PgEventStore
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.query_parts import fill_parts
-from postbus.testing import ManualClock
-from tests.postgres.databases import Databases
 from tests.postgres.steps import Session
-from tests.stores.checkpoint_steps import START, make_database
-from tests.stores.log_steps import numbers_of, open_log, open_writer, position
+from tests.stores.checkpoint_steps import START
+from tests.stores.log_steps import numbers_of, position
 
 # Of every kind there are some in each row: streams, metadata, other types; and if $2 is below 50, payloads
 # that Python cannot read.
@@ -34,25 +32,6 @@ NUMBERS = {
     "far from each other": [*range(1, 500), *range(10**15, 10**15 + 500)],
     "up to the last number there is": [*range(1, 900), *range(_LAST - 90, _LAST + 1)],
 }
-
-
-@pytest.fixture
-async def postgres_dsn(databases: Databases) -> AsyncIterator[str]:
-    async with make_database(databases) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-async def store(postgres_dsn: str) -> AsyncIterator[PgEventStore]:
-    async with open_log(postgres_dsn, ManualClock()) as store:
-        yield store
-
-
-@pytest.fixture
-async def writer(store: PgEventStore, postgres_dsn: str) -> AsyncIterator[Session]:
-    """Another program."""
-    async with open_writer(postgres_dsn) as writer:
-        yield writer
 
 
 async def _read_slowly(store: PgEventStore, wanted: TypeFilter | None) -> list[Event]:
@@ -96,11 +75,11 @@ class TestPieces:
 
 
 async def test_no_row_is_so_large_that_the_server_needs_new_memory_for_each(
-    store: PgEventStore, writer: Session, postgres_dsn: str
+    store: PgEventStore, writer: Session, log_dsn: str
 ) -> None:
     """Texts of more than 128 KB would come from the operating system, and go back to it."""
     await writer.execute(_INSERT, range(1, 1001), _NONE)
-    queries = fill_parts(Database(postgres_dsn).queries("log.sql"), and_wanted="", and_in_slice="")
+    queries = fill_parts(Database(log_dsn).queries("log.sql"), and_wanted="", and_in_slice="")
     rows = await writer.fetch(queries["read_page"], 0, 1000, 2**23)
 
     assert max(len(row["string_agg"]) for row in rows) < 60_000

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
 from uuid import uuid4
 
 import asyncpg
@@ -16,34 +15,14 @@ from postbus.stores.postgres import PgEventStore
 from postbus.stores.postgres.query_parts import fill_parts
 from postbus.stores.postgres.samples import Samples
 from postbus.testing import ManualClock
-from tests.postgres.databases import Databases
 from tests.postgres.server import Server
 from tests.postgres.steps import Session
-from tests.stores.checkpoint_steps import START, make_database
+from tests.stores.checkpoint_steps import START
 from tests.stores.log_steps import insert, numbers_of, open_log, open_writer, position, until_ended
 from tests.stores.test_postgres_soundness import FutureStandby
 
 NEXT = "SELECT nextval('events_global_sequence_seq')"
 INSERT = "INSERT INTO events (id, event_type) VALUES (gen_random_uuid()::text, 'order.placed')"
-
-
-@pytest.fixture
-async def postgres_dsn(databases: Databases) -> AsyncIterator[str]:
-    async with make_database(databases) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-async def store(postgres_dsn: str) -> AsyncIterator[PgEventStore]:
-    async with open_log(postgres_dsn, ManualClock()) as store:
-        yield store
-
-
-@pytest.fixture
-async def writer(store: PgEventStore, postgres_dsn: str) -> AsyncIterator[Session]:
-    """Another program, which writes events as it likes."""
-    async with open_writer(postgres_dsn) as writer:
-        yield writer
 
 
 async def _sample(store: PgEventStore) -> WriterSample:
@@ -118,10 +97,10 @@ class TestHolders:
         assert (prepared.holders, ended.holders) == (open_one.holders, ())
 
     async def test_a_strangers_transaction_is_none(
-        self, store: PgEventStore, writer: Session, postgres_dsn: str
+        self, store: PgEventStore, writer: Session, log_dsn: str
     ) -> None:
         """Nor is one that reads events and the sequence, or writes events of another schema."""
-        async with PgEventStore(postgres_dsn, schema="it's other"):
+        async with PgEventStore(log_dsn, schema="it's other"):
             await writer.execute("BEGIN; CREATE TABLE stranger (n integer); SELECT * FROM events")
             await writer.execute("SELECT last_value FROM events_global_sequence_seq")
             await writer.execute('SET LOCAL search_path TO "it\'s other"')
@@ -131,10 +110,10 @@ class TestHolders:
             await writer.execute("ROLLBACK")
 
     async def test_a_schema_of_any_name_has_its_own_holders(
-        self, store: PgEventStore, writer: Session, postgres_dsn: str
+        self, store: PgEventStore, writer: Session, log_dsn: str
     ) -> None:
         """Names are not built into strings."""
-        async with PgEventStore(postgres_dsn, schema='it\'s "other"') as other:
+        async with PgEventStore(log_dsn, schema='it\'s "other"') as other:
             await writer.execute('SET search_path TO "it\'s ""other"""')
             await writer.execute(f"BEGIN; {INSERT}")
 
@@ -209,10 +188,10 @@ class TestOpenWriters:
         assert await store.log.open_writers() == []
 
     async def test_a_writer_is_listed_with_its_process_name_and_age(
-        self, store: PgEventStore, postgres_dsn: str
+        self, store: PgEventStore, log_dsn: str
     ) -> None:
         """So that somebody can see to it."""
-        async with open_writer(postgres_dsn, "monthly import") as writer:
+        async with open_writer(log_dsn, "monthly import") as writer:
             await writer.execute(f"BEGIN; {INSERT}; SELECT pg_sleep(0.05)")
             (found,) = await store.log.open_writers()
 
@@ -222,7 +201,7 @@ class TestOpenWriters:
             assert 0.05 <= found.age_seconds < 60
 
     async def test_the_age_is_unknown_of_what_our_role_may_not_see(
-        self, store: PgEventStore, writer: Session, postgres_dsn: str
+        self, store: PgEventStore, writer: Session, log_dsn: str
     ) -> None:
         """Better than taking it for young."""
         role = f"stranger_{uuid4().hex}"
@@ -230,7 +209,7 @@ class TestOpenWriters:
         await writer.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA postbus TO {role}")
         await writer.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA postbus TO {role}")
         samples = Samples(fill_parts(store._database.queries("log.sql")), "postbus")
-        async with open_writer(postgres_dsn, "theirs") as theirs, open_writer(postgres_dsn, "ours") as ours:
+        async with open_writer(log_dsn, "theirs") as theirs, open_writer(log_dsn, "ours") as ours:
             await theirs.execute(f"BEGIN; {INSERT}")
             await ours.execute(f"SET ROLE {role}")
             found = await samples.open_writers(ours)
@@ -238,9 +217,9 @@ class TestOpenWriters:
 
         assert [(each.application_name, each.age_seconds) for each in found] == [("theirs", None)]
 
-    async def test_the_oldest_comes_first(self, store: PgEventStore, postgres_dsn: str) -> None:
+    async def test_the_oldest_comes_first(self, store: PgEventStore, log_dsn: str) -> None:
         """It is the one that is waited for, whoever drew a number first."""
-        async with open_writer(postgres_dsn, "young") as young, open_writer(postgres_dsn, "old") as old:
+        async with open_writer(log_dsn, "young") as young, open_writer(log_dsn, "old") as old:
             await old.execute("BEGIN; SELECT 1")
             await young.execute(f"BEGIN; {INSERT}")
             await old.execute(INSERT)
@@ -249,10 +228,10 @@ class TestOpenWriters:
             assert [each.application_name for each in found] == ["old", "young"]
 
     async def test_a_prepared_transaction_is_listed_by_its_name(
-        self, store: PgEventStore, writer: Session, postgres_dsn: str
+        self, store: PgEventStore, writer: Session, log_dsn: str
     ) -> None:
         """It belongs to no session, and may be older than all of them."""
-        async with open_writer(postgres_dsn) as preparing:
+        async with open_writer(log_dsn) as preparing:
             pid = preparing.get_server_pid()
             await preparing.execute(f"BEGIN; {INSERT}; PREPARE TRANSACTION 'order 42'")
         await until_ended(writer, pid)
