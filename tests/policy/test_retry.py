@@ -41,6 +41,7 @@ def test_the_first_attempt_does_not_wait() -> None:
 
 
 @given(policies, failure_counts)
+@example(RetryPolicy(base_delay=5e-324, max_delay=1.0, backoff_multiplier=167748.0, jitter=0), 60)
 def test_a_delay_is_the_formula_of_the_design(policy: RetryPolicy, failure_count: int) -> None:
     """Before attempt n: min(base * multiplier ** (n - 2), max)."""
     attempt = failure_count + 1

@@ -1,6 +1,7 @@
 """How long to wait after the n-th failure, and when to give up."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from postbus.config import RetryPolicy
@@ -8,6 +9,8 @@ from postbus.errors import InvalidConfigError
 
 # The largest whole number up to which every one is a float: a larger exponent could not be one.
 _LARGEST_EXPONENT = 2**53
+# Of a number that is a float.
+_LARGEST_LOGARITHM = 709.0
 _FIELD_NAMES = tuple(field.name for field in dataclasses.fields(RetryPolicy))
 
 
@@ -19,11 +22,14 @@ def retry_delay(policy: RetryPolicy, failure_count: int, noise: float) -> float:
     """
     if failure_count < 1 or policy.base_delay == 0:
         return 0.0
+    exponent = min(failure_count - 1, _LARGEST_EXPONENT)
     try:
-        growth = float(policy.backoff_multiplier) ** min(failure_count - 1, _LARGEST_EXPONENT)
+        delay = policy.base_delay * float(policy.backoff_multiplier) ** exponent
     except OverflowError:
-        growth = float("inf")
-    return min(policy.base_delay * growth, policy.max_delay) * (1.0 + policy.jitter * noise)
+        # The growth is no float; the delay may be one, if the first was next to nothing.
+        logarithm = math.log(policy.base_delay) + math.log(policy.backoff_multiplier) * exponent
+        delay = math.exp(min(logarithm, _LARGEST_LOGARITHM))
+    return min(delay, policy.max_delay) * (1.0 + policy.jitter * noise)
 
 
 def is_exhausted(policy: RetryPolicy, failure_count: int) -> bool:
