@@ -1,6 +1,7 @@
 """sqlite-event-bus: the module overview and every checkbox, one test each."""
 
 import asyncio
+import sqlite3
 import uuid
 from datetime import timedelta
 from pathlib import Path
@@ -250,6 +251,39 @@ class TestQuickStartRebuildChecklist:
 
 
 class TestFutureWork:
+    async def test_prepared_statement_caching(self, make_bus: MakeBus) -> None:
+        """What comes again and again is prepared once: SQLite asks its authorizer whenever it prepares."""
+        bus = make_bus(retry=RetryPolicy(max_retries=1))
+        bus.subscribe("order.*", FlakyHandler())
+        bus.subscribe("mail.*", FlakyHandler(ALWAYS))
+        bus.subscribe("*", FlakyHandler(), id="log")
+        prepared: list[tuple[object, ...]] = []
+
+        def note(*action: object) -> int:
+            prepared.append(action)
+            return sqlite3.SQLITE_OK
+
+        async def use_the_store() -> None:
+            await bus.publish("order.placed")
+            await bus.publish_many([("order.placed", 1), ("order.paid", 2)])
+            event_id = await bus.publish("mail.queued")
+            await bus.dlq.get(event_id)
+            await bus.dlq.purge(older_than_days=0)
+            await soon(bus.idle())
+
+        await use_the_store()
+        assert isinstance(bus.store, SQLiteStore)
+        for access in (bus.store.write, bus.store.read):
+            await access(lambda connection: connection.set_authorizer(note))
+        # To set it has everything prepared anew, once.
+        await use_the_store()
+        once = len(prepared)
+        for _ in range(20):
+            await use_the_store()
+
+        assert once > 100
+        assert len(prepared) < 2 * once
+
     async def test_dlq_at_timestamp(self, make_bus: MakeBus, clock: ManualClock) -> None:
         """A dead letter knows when it became one; that is later than when it was created."""
         bus = make_bus(retry=RetryPolicy(max_retries=1, base_delay=5.0))

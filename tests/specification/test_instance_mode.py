@@ -162,3 +162,43 @@ async def test_reconnection_acquires_the_lock_again(postgres_dsn: str) -> None:
         await soon(lambda: len(seen.events) == 1)
 
         assert await ask(postgres_dsn, _HOLDERS, f"postbus:{ID}") == 1
+
+
+async def test_lock_health_monitoring(postgres_dsn: str) -> None:
+    """8: an instance that has lost its lock notices it and steps back, so that there is one owner again."""
+    first, got_by_first = make_bus(postgres_dsn, ID)
+    second, got_by_second = make_bus(postgres_dsn, ID)
+    epoch = "SELECT epoch FROM postbus.event_bus_checkpoints"
+    async with first, second:
+        for number in range(3):
+            await soon(lambda: {bus.subscription(ID).state for bus in (first, second)} == {"live", "standby"})
+            before = await ask(postgres_dsn, epoch)
+            await ask(
+                postgres_dsn,
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_locks "
+                "WHERE locktype = 'advisory' AND objsubid = 2 AND pid <> pg_backend_pid()",
+            )
+            while await ask(postgres_dsn, epoch) == before:
+                pass
+            await second.publish("test.done", number)
+            await soon(lambda n=number: len(got_by_first.events) + len(got_by_second.events) == n + 1)  # type: ignore[misc]
+
+        assert await ask(postgres_dsn, _HOLDERS, f"postbus:{ID}") == 1
+
+
+async def test_lock_acquisition_retry(postgres_dsn: str) -> None:
+    """8: a standby asks again and again, and is active soon after the lock was released."""
+    first, _ = make_bus(postgres_dsn, ID)
+    second, got_by_second = make_bus(postgres_dsn, ID)
+    async with first:
+        await until_live(first, ID)
+        async with second:
+            await soon(lambda: second.subscription(ID).state == "standby")
+            await first.publish("test.done", 1)
+            await first.subscription(ID).caught_up(timeout=10)
+            await first.shutdown()
+            await second.publish("test.done", 2)
+            await until_live(second, ID)
+            await soon(lambda: bool(got_by_second.events))
+
+    assert [event.payload for event in got_by_second.events] == [2]

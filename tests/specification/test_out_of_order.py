@@ -6,6 +6,7 @@ import asyncpg
 
 from postbus import CheckpointMode, Event, PgEventBus
 from tests.gaps.steps import ID, INSERT, checkpoint_row, running, soon, writer, written
+from tests.stores.postgres_steps import listening
 
 
 async def test_out_of_order_notify_both_events_processed(postgres_dsn: str) -> None:
@@ -186,3 +187,38 @@ async def test_checkpoint_updated_after_successful_event_processing(postgres_dsn
 
     row = await checkpoint_row(postgres_dsn)
     assert (row["last_global_sequence"], row["last_event_id"]) == (seen.numbers[0], event_id)
+
+
+async def test_periodic_timer_catches_missed_notifies(postgres_dsn: str) -> None:
+    """A writer that notifies nobody is noticed all the same, and so is one that commits late."""
+    async with (
+        running(postgres_dsn) as (_, [seen]),
+        writer(postgres_dsn) as a,
+        writer(postgres_dsn) as b,
+        listening(postgres_dsn, "postbus:postbus") as ear,
+    ):
+        await a.run("BEGIN")
+        late = await a.insert()
+        early = await b.insert()
+        await soon(lambda: seen.numbers == [early])
+        await a.run("COMMIT")
+        await soon(lambda: seen.numbers == [early, late])
+
+        assert ear.heard == []
+
+
+async def test_existing_checkpoint_data_is_compatible(postgres_dsn: str) -> None:
+    """A row with nothing but the columns of 0002 is where the subscriber goes on."""
+    async with PgEventBus(postgres_dsn) as bus:
+        await bus.publish_many([("test.done", number) for number in range(5)])
+    async with writer(postgres_dsn) as a:
+        await a.run(
+            "INSERT INTO postbus.event_bus_checkpoints (subscriber_id, last_global_sequence, updated_at) "
+            "VALUES ($1, 3, now())",
+            ID,
+        )
+    async with running(postgres_dsn) as (_, [seen]):
+        await soon(lambda: len(seen.numbers) >= 2)
+        await written(postgres_dsn, 5)
+
+    assert seen.numbers == [4, 5]

@@ -1,10 +1,9 @@
-"""0002, sections 7.1 to 7.3, and 0005, section 6.2: the cases that they name, on every store.
+"""0002, sections 2.2.4 and 7.1 to 7.3: the cases that they name, on every store.
 
 What only PostgreSQL can lose, a connection, is in test_reliable_delivery_postgres.py.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,69 +11,31 @@ import pytest
 from postbus import (
     CheckpointMode,
     Event,
-    EventBus,
     InMemoryStore,
     Projection,
     ReliableDeliveryConfig,
     RetryPolicy,
     StateStore,
     StoreFullError,
+    StoreUnavailableError,
 )
 from postbus.policy.retry import retry_delay
 from postbus.testing import ManualClock
-from tests.delivery.steps import A_DAY, ALWAYS, BlockingHandler, FlakyHandler, soon, until
+from tests.delivery.steps import ALWAYS, BlockingHandler, FlakyHandler, soon, until
 from tests.durable.steps import (
-    DATABASES,
     ID,
     Database,
     MakeBus,
     crash,
     faulty,
+    let_others_run,
     letters_of,
     opened,
     position_of,
     publish_numbers,
     try_again,
 )
-
-
-@pytest.fixture
-def still() -> ManualClock:
-    """Stands still until it is moved."""
-    return ManualClock()
-
-
-@pytest.fixture(params=DATABASES)
-def any_database(request: pytest.FixtureRequest, still: ManualClock) -> Database:
-    """A database of each kind, perhaps with something of earlier tests in it."""
-    return DATABASES[request.param](request, still)
-
-
-@pytest.fixture
-async def durable(any_database: Database) -> Database:
-    """What outlives a bus."""
-    await any_database.empty()
-    return any_database
-
-
-@pytest.fixture
-async def new_bus(durable: Database, still: ManualClock) -> AsyncIterator[MakeBus]:
-    """Makes buses on it, and shuts them down."""
-    made: list[EventBus] = []
-
-    def make(store: Any = None, **options: Any) -> EventBus:
-        settings: dict[str, Any] = {
-            "clock": still,
-            "noise": lambda: 0.0,
-            "handler_timeout": A_DAY,
-            "shutdown_timeout": A_DAY,
-        }
-        made.append(EventBus(store or durable.new_store(), **{**settings, **options}))
-        return made[-1]
-
-    yield make
-    for bus in made:
-        await soon(bus.shutdown())
+from tests.patience import PATIENCE
 
 
 def batched(size: int, delay: float) -> ReliableDeliveryConfig:
@@ -119,6 +80,47 @@ class TestUnit:
         assert (config.max_retries, config.initial_retry_delay, config.max_retry_delay) == (3, 1.0, 60.0)
         assert config.catch_up_batch_size == 100
         assert config.checkpoint_mode == CheckpointMode.synchronous()
+
+    @pytest.mark.parametrize(("size", "batch_count"), [(1, 5), (7, 3), (100, 1)])
+    async def test_batch_processing_logic(
+        self, durable: Database, new_bus: MakeBus, size: int, batch_count: int
+    ) -> None:
+        """Batches of the configured size at first, then of twice that; each event once and in order."""
+        async with opened(durable) as store:
+            await store.append("s", [("a", number) for number in range(25)])
+        counted, reads, seen = faulty(durable), [0], list[tuple[int, int]]()
+
+        async def count() -> None:
+            reads[0] += 1
+
+        counted.log.before("read", count)
+        bus = new_bus(counted, config=ReliableDeliveryConfig(catch_up_batch_size=size))
+
+        @bus.on("*", id=ID)
+        async def take(event: Event) -> None:
+            seen.append((event.payload, reads[0]))
+
+        await bus.start()
+        await soon(bus.subscription(ID).caught_up())
+
+        assert [payload for payload, _ in seen] == list(range(25))
+        assert seen[-1] == (24, batch_count)
+
+    async def test_checkpoint_mode_behavior(self, new_bus: MakeBus) -> None:
+        """Synchronous: written before the next event begins. Batched: after so many, and not before."""
+        bus, written = new_bus(), list[int]()
+
+        @bus.on("*", id="synchronous")
+        async def look(_: Event) -> None:
+            written.append(await position_of(bus, "synchronous"))
+
+        bus.subscribe("*", FlakyHandler(), id="batched", checkpoint_mode=CheckpointMode.batched(3, 60))
+        await publish_numbers(bus, 1, 2, 3, 4, 5)
+        await until(lambda: bus.subscription("batched").checkpoint == 3)
+        await soon(bus.idle())
+
+        assert written == [0, 1, 2, 3, 4]
+        assert (await position_of(bus, "synchronous"), await position_of(bus, "batched")) == (5, 3)
 
     async def test_deduplication_by_global_sequence(self, new_bus: MakeBus) -> None:
         """Wake-ups that come too often deliver nothing twice."""
@@ -241,6 +243,62 @@ class TestIntegration:
         assert state["total"] == 7
 
 
+class TestCatchUpFailure:
+    """2.2.4."""
+
+    async def test_catch_up_that_fails_partway_resumes_from_the_last_checkpoint(
+        self, durable: Database, new_bus: MakeBus
+    ) -> None:
+        """What was processed before the process ended does not come again."""
+        async with opened(durable) as store:
+            await store.append("s", [("a", number) for number in range(10)])
+        config = ReliableDeliveryConfig(catch_up_batch_size=3)
+        first, before, is_stuck = new_bus(faulty(durable), config=config), list[int](), asyncio.Event()
+
+        @first.on("*", id=ID)
+        async def get_stuck(event: Event) -> None:
+            if event.payload == 5:
+                is_stuck.set()
+                await asyncio.Event().wait()
+            before.append(event.payload)
+
+        await first.start()
+        await soon(is_stuck.wait())
+        await crash(first)
+        second, after = new_bus(config=config), FlakyHandler()
+        second.subscribe("*", after, id=ID)
+        await second.start()
+        await soon(second.idle())
+
+        assert (before, after.payloads) == ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9])
+
+    async def test_a_log_that_cannot_be_read_for_a_while_is_read_on_from_there(
+        self, durable: Database, new_bus: MakeBus, still: ManualClock
+    ) -> None:
+        """The store is away in the middle of a catch-up: nothing comes twice and nothing is passed over."""
+        async with opened(durable) as store:
+            await store.append("s", [("a", number) for number in range(10)])
+        failing, handler, reads = faulty(durable), FlakyHandler(), [0]
+        bus = new_bus(failing, config=ReliableDeliveryConfig(catch_up_batch_size=1))
+        bus.subscribe("*", handler, id=ID)
+
+        async def fail_from_the_third_on() -> None:
+            reads[0] += 1
+            if reads[0] == 3:
+                failing.log.fail("read", StoreUnavailableError("the server is away"), times=2)
+
+        failing.log.before("read", fail_from_the_third_on)
+        await bus.start()
+        async with asyncio.timeout(PATIENCE):
+            while len(handler.events) < 10:
+                await still.advance(1)
+                await let_others_run()
+        await soon(bus.idle())
+
+        assert handler.payloads == list(range(10))
+        assert reads[0] > 5
+
+
 class TestFailureInjection:
     async def test_simulate_projection_errors_verify_retry_then_dlq(
         self, new_bus: MakeBus, still: ManualClock
@@ -287,79 +345,3 @@ class TestFailureInjection:
         await soon(second.idle())
 
         assert before.payloads == after.payloads == [1, 2]
-
-
-class TestBatchedCheckpoints:
-    async def test_batched_checkpoint_flushes_at_batch_size(self, new_bus: MakeBus) -> None:
-        bus = new_bus(config=batched(5, 60))
-        bus.subscribe("*", FlakyHandler(), id=ID)
-        await publish_numbers(bus, 1, 2, 3, 4)
-        await soon(bus.idle())
-        assert await position_of(bus) == 0
-
-        await publish_numbers(bus, 5)
-        await until(lambda: bus.subscription(ID).checkpoint == 5)
-        assert await position_of(bus) == 5
-
-    async def test_batched_checkpoint_flushes_at_max_delay(
-        self, new_bus: MakeBus, still: ManualClock
-    ) -> None:
-        bus = new_bus(config=batched(100, 0.5))
-        bus.subscribe("*", FlakyHandler(), id=ID)
-        await publish_numbers(bus, 1, 2, 3)
-        await soon(bus.idle())
-        await still.advance(0.4)
-        assert await position_of(bus) == 0
-
-        await still.advance(0.2)
-        await until(lambda: bus.subscription(ID).checkpoint == 3)
-        assert await position_of(bus) == 3
-
-    async def test_batched_checkpoint_on_reconnection(self, new_bus: MakeBus) -> None:
-        """What every store can do: letting go of the subscriber writes what is pending."""
-        bus, handler = new_bus(config=batched(100, 60)), FlakyHandler()
-        bus.subscribe("*", handler, id=ID)
-        await publish_numbers(bus, 1, 2, 3)
-        await soon(bus.idle())
-        handle = bus.subscription(ID)
-        bus.unsubscribe(ID)
-        await until(lambda: handle.state == "stopped")
-        assert await position_of(bus) == 3
-
-        bus.subscribe("*", handler, id=ID)
-        await publish_numbers(bus, 4)
-        await soon(bus.idle())
-        assert handler.payloads == [1, 2, 3, 4]
-
-    async def test_batched_catchup_performance(self, durable: Database, new_bus: MakeBus) -> None:
-        """A thousand events take ten writes instead of a thousand; bench/ has the times."""
-        async with opened(durable) as store:
-            await store.append("s", [("a", number) for number in range(1000)])
-        counts: list[int] = []
-        for mode in (CheckpointMode.synchronous(), CheckpointMode.batched(100, 60)):
-            failing, count = faulty(durable), [0]
-
-            async def note(count: list[int] = count) -> None:
-                count[0] += 1
-
-            failing.checkpoints.before("save", note)
-            bus = new_bus(failing)
-            bus.subscribe("*", FlakyHandler(), id=f"mode-{len(counts)}", checkpoint_mode=mode)
-            await bus.start()
-            await soon(bus.idle())
-            counts.append(count[0])
-            await bus.shutdown()
-
-        assert counts == [1000, 10]
-
-    async def test_batched_deduplication_still_works(self, new_bus: MakeBus) -> None:
-        """The position in memory moves at once, whenever it is written."""
-        bus, handler = new_bus(config=batched(100, 60)), FlakyHandler()
-        bus.subscribe("*", handler, id=ID)
-        for number in range(10):
-            await publish_numbers(bus, number)
-            bus._subscribers.wake()
-        await soon(bus.idle())
-
-        assert handler.payloads == list(range(10))
-        assert await position_of(bus) == 0

@@ -408,6 +408,44 @@ class TestFailureInjection:
         assert payloads_of(seen) == await payloads(postgres_dsn)
 
 
+class TestDeadLetterQueue:
+    """Section 2.2.5."""
+
+    async def test_the_entry_remains_valid_even_if_the_original_event_is_deleted(
+        self, postgres_dsn: str
+    ) -> None:
+        """No foreign key stops it, and the letter has all that is needed to look at it and to retry it."""
+        failing = Failing(1)
+        async with started(postgres_dsn, failing, max_retries=0) as bus:
+            event_id = await bus.publish("test.done", {"order": 42})
+            await bus.subscription(ID).caught_up(timeout=10)
+            await query(postgres_dsn, "DELETE FROM postbus.events")
+            letter = await bus.dlq.get(event_id)
+            await bus.dlq.retry(letter.dead_letter_id)
+            await soon(lambda: len(failing.payloads) == 2)
+
+        assert (letter.payload, letter.subscriber_id, letter.errors) == (
+            {"order": 42},
+            ID,
+            ["ValueError: not yet"],
+        )
+        assert failing.payloads == [{"order": 42}] * 2
+
+    async def test_an_event_is_in_it_once_for_each_subscriber(self, postgres_dsn: str) -> None:
+        """Two subscribers that fail have two entries of one event."""
+        async with started(postgres_dsn, Failing(1), max_retries=0) as bus:
+            bus.subscribe("*", Failing(1), id="other")
+            event_id = await bus.publish("test.done", 1)
+            for subscriber_id in (ID, "other"):
+                await bus.subscription(subscriber_id).caught_up(timeout=10)
+            page = await bus.dlq.list()
+
+        assert sorted((letter.subscriber_id, letter.id) for letter in page.events) == [
+            (ID, event_id),
+            ("other", event_id),
+        ]
+
+
 class TestBatchedCheckpoints:
     """0005, section 6.2.3."""
 
