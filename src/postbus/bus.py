@@ -40,6 +40,7 @@ from postbus.errors import (
     EventBusShutdownError,
     InvalidConfigError,
     InvalidHandlerError,
+    InvalidSubscriberIdError,
     InvalidTargetError,
     StoreError,
 )
@@ -101,6 +102,8 @@ class EventBus:
         check_timeout("handler_timeout", handler_timeout)
         check_timeout("shutdown_timeout", shutdown_timeout)
         check_whole_number("max_payload_bytes", max_payload_bytes, at_least=1)
+        if not callable(id_factory):
+            raise InvalidConfigError("id_factory", id_factory, "a function that takes nothing")
         self._clock: Clock = clock or SystemClock()
         self._retry = override_policy(RetryPolicy(), retry)
         self._handler_timeout, self._shutdown_timeout = handler_timeout, shutdown_timeout
@@ -368,6 +371,10 @@ class EventBus:
 
     def unsubscribe(self, subscription_id: str) -> None:
         """Call its handler no more. Idempotent; what runs at this moment ends by itself."""
+        given: object = subscription_id
+        if not isinstance(given, str):
+            # Perhaps the handler itself, which would go on being called.
+            raise InvalidSubscriberIdError(given, f"is of type {type(given).__qualname__}")
         self._subscribers.remove(subscription_id)
         self._subscriptions.remove(subscription_id)
         self._lane.wake()

@@ -2,6 +2,7 @@
 
 import enum
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -146,7 +147,8 @@ def check_choice(name: str, value: object, *choices: str) -> None:
 def check_number(name: str, value: float, *, at_least: float, at_most: float = math.inf) -> None:
     """Refuse what is not a finite number between the two bounds."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not at_least <= value <= at_most:
+    # NaN is not between any two, and an int may be larger than every float.
+    if not is_number or not at_least <= value <= min(at_most, sys.float_info.max):
         bounds = f"of {at_least:g} or more" if at_most == math.inf else f"from {at_least:g} to {at_most:g}"
         raise InvalidConfigError(name, value, f"a finite number {bounds}")
 

@@ -16,6 +16,9 @@ from postbus.ports import Clock
 # Types with ids inside ("order.123.shipped") must not fill the memory.
 _MOST_KNOWN_TYPES = 10_000
 
+_EXPECTED_ITEM = "(type, payload), (type, payload, metadata) or a NewEvent"
+_EXPECTED_ITEMS = f"a list or another iterable of events, each {_EXPECTED_ITEM}"
+
 
 class StatusFor(Protocol):
     """The status with which an event of this type is stored."""
@@ -80,6 +83,8 @@ class Drafts:
 
     def draft_many(self, items: Iterable[object], *, wait: bool) -> list[Draft]:
         """All items of publish_many."""
+        if not isinstance(items, Iterable) or isinstance(items, str | bytes | Mapping):
+            raise InvalidPayloadError(f"is of type {type(items).__qualname__}", _EXPECTED_ITEMS, "events")
         # What is the same for all is asked once: an import lives on this loop.
         now, limit, new_id = self._clock.now(), self._max_payload_bytes, self._new_id
         statuses: dict[str, EventStatus | None] = {}
@@ -127,7 +132,7 @@ class Drafts:
             return self.draft(event_type, payload, metadata, None, wait=wait)
         raise InvalidPayloadError(
             f"is of type {type(item).__qualname__}",
-            "(type, payload), (type, payload, metadata) or a NewEvent",
+            _EXPECTED_ITEM,
             "an item of publish_many",
         )
 

@@ -185,7 +185,7 @@ class SubscriptionNotFoundError(PostbusError):
 
     def __init__(self, subscriber_id: str) -> None:
         super().__init__(
-            f"this bus has no durable subscriber with the id {subscriber_id!r}; "
+            f"this bus has no durable subscriber with the id {_shorten(subscriber_id)}; "
             "only subscriptions that were made with id=… or an observer have a handle"
         )
         self.subscriber_id = subscriber_id
@@ -322,7 +322,9 @@ class EventNotFoundError(PostbusError):
     """No event has this id: it was never stored here, or it was purged."""
 
     def __init__(self, event_id: str) -> None:
-        super().__init__(f"no event has the id {event_id!r} in this store; check the id and the store's path")
+        super().__init__(
+            f"no event has the id {_shorten(event_id)} in this store; check the id and the store's path"
+        )
         self.event_id = event_id
 
 
@@ -422,5 +424,9 @@ class DuplicateEventIdError(StoreError):
 
 def _shorten(value: object, limit: int = 80) -> str:
     """What was found, fit for one line of a message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:
+        # A number of thousands of digits, or an object of the user's.
+        text = f"a value of type {type(value).__qualname__}"
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"

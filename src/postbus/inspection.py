@@ -6,12 +6,11 @@ from datetime import timedelta
 from postbus.clock import SystemClock
 from postbus.errors import InvalidEventFieldError, InvalidPageError
 from postbus.events import DeadLetter, DeadLetterPage, SubscriberId
-from postbus.policy.names import check_event_id, check_event_type, check_id_field, check_subscriber_id
+from postbus.policy.names import check_event_type, check_id_field, check_subscriber_id
 from postbus.ports import Clock, Store
+from postbus.storable import LARGEST_NUMBER, event_id_to_find, is_storable
 
 DEFAULT_PAGE_SIZE = 100
-# Larger than this SQLite takes no number.
-_LARGEST_NUMBER = 2**63 - 1
 
 
 class DLQInspector:
@@ -32,17 +31,17 @@ class DLQInspector:
 
         Those of the handlers and of every durable subscriber, or those of one subscriber.
         """
-        _check_whole_number("limit", limit)
-        _check_whole_number("offset", offset)
+        limit = _check_whole_number("limit", limit)
+        offset = _check_whole_number("offset", offset)
         checked_id = _check_subscriber_id(subscriber_id)
         await self._store.open()
         return await self._store.dead_letters.page(limit, offset, checked_id)
 
     async def get(self, dead_letter_id: str) -> DeadLetter:
         """One dead letter, resolved or not. EventNotFoundError, NotADeadLetterError."""
-        checked_id = check_event_id(dead_letter_id)
+        known_id = event_id_to_find(dead_letter_id)
         await self._store.open()
-        return await self._store.dead_letters.get(checked_id)
+        return await self._store.dead_letters.get(known_id)
 
     async def retry(self, dead_letter_id: str) -> None:
         """Give it another chance. A running bus takes it up. EventNotFoundError, NotADeadLetterError.
@@ -50,9 +49,9 @@ class DLQInspector:
         With the handlers it begins anew: pending, no attempts, no errors. A durable subscriber
         makes one more attempt; if that fails too, the dead letter has one error more.
         """
-        checked_id = check_event_id(dead_letter_id)
+        known_id = event_id_to_find(dead_letter_id)
         await self._store.open()
-        await self._store.dead_letters.revive(checked_id)
+        await self._store.dead_letters.revive(known_id)
 
     async def retry_all(self, event_type: str | None = None, subscriber_id: str | None = None) -> int:
         """Retry every unresolved dead letter, or those of one type, of one subscriber; how many."""
@@ -67,13 +66,13 @@ class DLQInspector:
 
         EventNotFoundError, NotADeadLetterError.
         """
-        checked_id = check_event_id(dead_letter_id)
+        known_id = event_id_to_find(dead_letter_id)
         resolver = check_id_field("by", by)
         if resolver is None:
             raise InvalidEventFieldError("by", by, "a string that says who has seen to it")
         _check_notes(notes)
         await self._store.open()
-        await self._store.dead_letters.resolve(checked_id, resolver, notes)
+        await self._store.dead_letters.resolve(known_id, resolver, notes)
 
     async def purge(self, older_than_days: float) -> int:
         """Delete dead letters that are so many days old, or more, resolved ones too; how many.
@@ -82,7 +81,7 @@ class DLQInspector:
         subscriber are as old as their death, and their event stays.
         """
         is_number = isinstance(older_than_days, int | float) and not isinstance(older_than_days, bool)
-        if not is_number or not math.isfinite(older_than_days) or older_than_days < 0:
+        if not is_number or not 0 <= older_than_days < math.inf:
             raise InvalidPageError("older_than_days", older_than_days, "a finite number of 0 or more")
         await self._store.open()
         try:
@@ -92,9 +91,11 @@ class DLQInspector:
         return await self._store.dead_letters.purge(cutoff)
 
 
-def _check_whole_number(name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST_NUMBER:
+def _check_whole_number(name: str, value: int) -> int:
+    """The number, or the largest that a database knows: nothing lies beyond that."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InvalidPageError(name, value, "a whole number of 0 or more")
+    return min(value, LARGEST_NUMBER)
 
 
 def _check_subscriber_id(subscriber_id: str | None) -> SubscriberId | None:
@@ -102,7 +103,5 @@ def _check_subscriber_id(subscriber_id: str | None) -> SubscriberId | None:
 
 
 def _check_notes(notes: object) -> None:
-    # What a database takes as text: no NUL, no half of a surrogate pair.
-    is_text = isinstance(notes, str) and "\0" not in notes
-    if notes is not None and not (is_text and str(notes).encode(errors="ignore").decode() == notes):
+    if notes is not None and not (isinstance(notes, str) and is_storable(notes)):
         raise InvalidEventFieldError("notes", notes, "a text without NUL and lone surrogates, or None")

@@ -1,7 +1,6 @@
 """What a bus is opened on: a path, a URL or a store."""
 
 import os
-from pathlib import Path
 
 from postbus.errors import InvalidTargetError, MissingExtraError
 from postbus.ports import Clock, Store
@@ -23,7 +22,7 @@ def store_for(target: "str | os.PathLike[str] | Store", clock: Clock) -> Store:
     if isinstance(target, str):
         return _store_for_text(target, clock)
     if isinstance(target, os.PathLike):
-        return SQLiteStore(Path(target), clock=clock)
+        return SQLiteStore(target, clock=clock)
     if hasattr(target, "queue") and hasattr(target, "backlog"):
         return target
     raise InvalidTargetError(target, f"is of type {type(target).__qualname__}")
@@ -32,10 +31,6 @@ def store_for(target: "str | os.PathLike[str] | Store", clock: Clock) -> Store:
 def _store_for_text(target: str, clock: Clock) -> Store:
     if target == _MEMORY:
         return InMemoryStore(clock=clock)
-    if target == ":memory:":
-        raise InvalidTargetError(
-            target, 'is not kept by SQLite beyond one connection; use "memory:" for tests'
-        )
     if "\0" in target:
         raise InvalidTargetError(target, "contains a NUL character")
     if target.startswith(_SQLITE):
@@ -44,14 +39,14 @@ def _store_for_text(target: str, clock: Clock) -> Store:
             raise InvalidTargetError(target, "names no file: three slashes and a path are needed")
         if "?" in path:
             raise InvalidTargetError(target, "has a query, which is not known; give a SQLiteStore instead")
-        return SQLiteStore(Path(path), clock=clock)
+        return SQLiteStore(path, clock=clock)
     if target.startswith(_POSTGRES):
         return _postgres_store(target, clock)
     if "://" in target or target.startswith("file:"):
         raise InvalidTargetError(target, f"has the scheme {target.partition(':')[0]!r}, which is not known")
     if not target:
         raise InvalidTargetError(target, "is empty")
-    return SQLiteStore(Path(target), clock=clock)
+    return SQLiteStore(target, clock=clock)
 
 
 def _postgres_store(dsn: str, clock: Clock) -> Store:

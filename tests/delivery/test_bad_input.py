@@ -21,11 +21,13 @@ from postbus import (
     InvalidPageError,
     InvalidPatternError,
     InvalidPayloadError,
+    InvalidSubscriberIdError,
     InvalidTargetError,
     NewEvent,
     PostbusError,
     RetryPolicy,
     SQLiteStore,
+    SubscriptionNotFoundError,
 )
 from tests.delivery.steps import FlakyHandler, MakeBus, query
 
@@ -167,6 +169,14 @@ class TestPublishMany:
             await bus.publish_many([("order.placed", 1), item])
 
     @pytest.mark.parametrize(
+        "events", [None, 5, "abc", "", b"abc", {"a": 1}, {}, NewEvent("order.placed"), object()], ids=shown
+    )
+    async def test_what_is_no_list_of_events(self, bus: EventBus, events: Any) -> None:
+        """An empty text or dict is none either."""
+        with pytest.raises(InvalidPayloadError, match=r"events is of type .*NewEvent; nothing was stored"):
+            await bus.publish_many(events)
+
+    @pytest.mark.parametrize(
         ("item", "error"),
         [
             (("order..placed", 1), InvalidEventTypeError),
@@ -272,8 +282,12 @@ class TestMakingABus:
             "sqlite://",
             "sqlite:///",
             "sqlite://host/file",
+            "sqlite:///a\0b",
             "mysql://host/db",
             "a\0b",
+            "\ud800",
+            b"events.db",
+            Path("a\0b"),
             42,
             None,
         ],
@@ -284,8 +298,34 @@ class TestMakingABus:
         with pytest.raises(InvalidTargetError, match=r"events\.db"):
             EventBus(target)
 
+    @pytest.mark.parametrize("target", [":memory:", "sqlite:///:memory:", Path(":memory:")], ids=shown)
+    def test_what_sqlite_calls_memory(self, target: Any) -> None:
+        """Not a file of that name; the error says what to use."""
+        with pytest.raises(InvalidTargetError, match='use "memory:" for tests'):
+            EventBus(target)
+        with pytest.raises(InvalidTargetError, match='use "memory:" for tests'):
+            SQLiteStore(":memory:")
+
+    @pytest.mark.parametrize("path", [None, 42, b"events.db", "a\0b", "\ud800", object()], ids=shown)
+    def test_a_store_on_what_is_no_path(self, path: Any) -> None:
+        """As a bus refuses it."""
+        with pytest.raises(InvalidTargetError, match=r"events\.db"):
+            SQLiteStore(path)
+
+    @pytest.mark.parametrize("synchronous", [None, 2, b"FULL", "OFF", ""], ids=shown)
+    def test_a_store_that_is_less_than_durable(self, database: Path, synchronous: Any) -> None:
+        """The error names those that are."""
+        with pytest.raises(InvalidConfigError, match="one of FULL, NORMAL, EXTRA"):
+            SQLiteStore(database, synchronous=synchronous)
+
+    @pytest.mark.parametrize("id_factory", [None, "uuid4", 7], ids=shown)
+    def test_an_id_factory_that_cannot_be_called(self, database: Path, id_factory: Any) -> None:
+        """Here already, and not with the first event."""
+        with pytest.raises(InvalidConfigError, match="id_factory"):
+            EventBus(database, id_factory=id_factory)
+
     @pytest.mark.parametrize("name", ["handler_timeout", "shutdown_timeout"])
-    @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "5", None], ids=shown)
+    @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, 10**400, "5", None], ids=shown)
     def test_a_timeout_that_is_no_positive_number(self, database: Path, name: str, value: Any) -> None:
         """The error names the setting."""
         with pytest.raises(InvalidConfigError, match=name):
@@ -321,7 +361,7 @@ class TestDeadLetters:
         async with SQLiteStore(database) as store:
             yield DLQInspector(store)
 
-    @pytest.mark.parametrize("value", [-1, 1.5, "10", None, True, 2**63], ids=shown)
+    @pytest.mark.parametrize("value", [-1, 1.5, "10", None, True], ids=shown)
     @pytest.mark.parametrize("name", ["limit", "offset"])
     async def test_a_limit_or_offset_that_is_no_whole_number(
         self, dlq: DLQInspector, name: str, value: Any
@@ -339,6 +379,26 @@ class TestDeadLetters:
     async def test_an_age_beyond_the_calendar_purges_nothing(self, dlq: DLQInspector) -> None:
         """A million years ago nothing was published."""
         assert await dlq.purge(older_than_days=400_000_000) == 0
+
+
+class TestUnsubscribe:
+    @pytest.mark.parametrize("subscription_id", [None, 7, len, [], {}], ids=shown)
+    async def test_what_is_no_id(self, bus: EventBus, subscription_id: Any) -> None:
+        """Whoever gives the handler itself hears that it would go on being called."""
+        with pytest.raises(InvalidSubscriberIdError, match="is of type"):
+            bus.unsubscribe(subscription_id)
+
+    async def test_an_id_that_nobody_has_is_no_harm(self, bus: EventBus) -> None:
+        """As if it had been unsubscribed before."""
+        for subscription_id in ("", "unknown", "\ud800", "a\0b"):
+            bus.unsubscribe(subscription_id)
+
+
+@pytest.mark.parametrize("subscriber_id", [None, 7, [], {}, "", "unknown", "\ud800", 2**70], ids=shown)
+def test_there_is_no_handle_of_a_subscriber_that_is_not_there(make_bus: MakeBus, subscriber_id: Any) -> None:
+    """Whether or not it could be there."""
+    with pytest.raises(SubscriptionNotFoundError):
+        make_bus().subscription(subscriber_id)
 
 
 class TestHandlersThatWouldNeverRun:

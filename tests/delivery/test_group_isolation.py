@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from postbus import EventBus, InvalidEventIdError, SQLiteStore, StoreError
-from tests.delivery.steps import MakeBus, soon, statuses
+from postbus import EventBus, SQLiteStore, StoreError
+from tests.delivery.steps import soon, statuses
 
 
 async def test_work_that_fails_spoils_no_publish(database: Path) -> None:
@@ -25,17 +25,6 @@ async def test_work_that_fails_spoils_no_publish(database: Path) -> None:
     assert isinstance(answers[0], StoreError)
     assert answers[1:] == ["0", "1", "2", "3", "4"]
     assert len(statuses(database)) == 5
-
-
-@pytest.mark.parametrize("event_id", ["\ud800", "", 2**70, object()])
-async def test_an_id_that_can_be_none_is_refused_before_it_reaches_the_store(
-    make_bus: MakeBus, event_id: str
-) -> None:
-    """By all that ask for a dead letter."""
-    bus = make_bus()
-    for ask in (bus.dlq.retry, bus.dlq.get):
-        with pytest.raises(InvalidEventIdError):
-            await ask(event_id)
 
 
 async def test_a_relative_path_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

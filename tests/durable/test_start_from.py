@@ -134,8 +134,29 @@ async def test_a_start_is_kept_though_nothing_was_processed(make_bus: MakeBus) -
     assert handler.payloads == [2]
 
 
+# Before the first and after the last moment that UTC has a name for.
+TOO_EARLY = datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))
+TOO_LATE = datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))
+
+
 @pytest.mark.parametrize(
-    "start_from", ["end", "", "NOW", -1, 2**63, True, 1.5, None, datetime(2026, 1, 1), b"now", ()]
+    "start_from",
+    [
+        "end",
+        "",
+        "NOW",
+        -1,
+        2**63,
+        2**70,
+        True,
+        1.5,
+        None,
+        datetime(2026, 1, 1),
+        TOO_EARLY,
+        TOO_LATE,
+        b"now",
+        (),
+    ],
 )
 def test_anything_else_is_refused(make_bus: MakeBus, start_from: Any) -> None:
     """With what was found and what is expected; nothing is subscribed."""
@@ -143,6 +164,28 @@ def test_anything_else_is_refused(make_bus: MakeBus, start_from: Any) -> None:
     with pytest.raises(InvalidConfigError, match='"beginning", "now", a global sequence of 0 or more'):
         bus.subscribe("*", FlakyHandler(), id=ID, start_from=start_from)
     bus.subscribe("*", FlakyHandler(), id=ID)
+
+
+@pytest.mark.parametrize(
+    ("start_from", "expected"),
+    [
+        (datetime.min.replace(tzinfo=UTC), [1, 2]),
+        (datetime(383, 1, 1, tzinfo=UTC), [1, 2]),
+        (datetime.max.replace(tzinfo=UTC), [2]),
+        (2**63 - 1, []),
+    ],
+)
+async def test_the_ends_of_the_calendar_and_of_the_numbers(
+    make_bus: MakeBus, start_from: Any, expected: list[int]
+) -> None:
+    """Of one event and one that is published after the subscriber is live."""
+    bus, handler = await started_after(make_bus(), 1), FlakyHandler()
+    bus.subscribe("*", handler, id=ID, start_from=start_from)
+    await soon(bus.subscription(ID).caught_up())
+    await publish_numbers(bus, 2)
+    await soon(bus.idle())
+
+    assert handler.payloads == expected
 
 
 def test_without_an_id_there_is_no_place_to_start_from(make_bus: MakeBus) -> None:

@@ -112,6 +112,24 @@ class TestFilesThatAreNotOurs:
 
         assert folder_state(tmp_path) == {}
 
+    async def test_links_in_a_circle(self, tmp_path: Path, use: Use) -> None:
+        """A link to itself, two to each other, and a folder that is such a link."""
+        for link, target in (("self.db", "self.db"), ("one.db", "other.db"), ("other.db", "one.db")):
+            (tmp_path / link).symlink_to(target)
+        for path in (tmp_path / "self.db", tmp_path / "one.db", tmp_path / "one.db" / "events.db"):
+            with pytest.raises(StoreError, match="can't be opened: Too many levels of symbolic links"):
+                await use(path)
+
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["one.db", "other.db", "self.db"]
+
+    async def test_a_name_that_is_too_long(self, tmp_path: Path, use: Use) -> None:
+        """Of the file, and of a folder."""
+        for path in (tmp_path / ("x" * 300), tmp_path / ("x" * 300) / "events.db"):
+            with pytest.raises(StoreError, match="can't be opened: File name too long"):
+                await use(path)
+
+        assert folder_state(tmp_path) == {}
+
     async def test_a_path_below_a_file(self, tmp_path: Path, use: Use) -> None:
         """A file where a folder is expected."""
         (tmp_path / "notes.txt").write_text("notes")

@@ -51,7 +51,7 @@ def test_a_batch_of_no_size_is_refused(batch_size: Any) -> None:
     assert caught.value.expected == "a whole number of 1 or more"
 
 
-@pytest.mark.parametrize("max_delay", [-0.001, math.inf, math.nan, "5", None, True])
+@pytest.mark.parametrize("max_delay", [-0.001, math.inf, math.nan, 10**400, "5", None, True])
 def test_a_delay_that_is_no_time_is_refused(max_delay: Any) -> None:
     """Seconds, zero or more, that come to an end."""
     with pytest.raises(InvalidConfigError, match="max_delay"):

@@ -142,23 +142,6 @@ async def _expect_refusal(store: PgEventStore) -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("strange", ["a\0b", "\ud800", 42])
-async def test_an_id_that_no_database_has_is_not_found(postgres_dsn: str, strange: str) -> None:
-    """As any other that is unknown."""
-    async with PgEventStore(postgres_dsn) as store:
-        for use in (
-            store.get,
-            store.dead_letters.get,
-            store.dead_letters.revive,
-            lambda unknown: store.dead_letters.resolve(unknown, "anna", None),
-            lambda unknown: store.purge(unknown, "anna"),
-        ):
-            with pytest.raises(EventNotFoundError):
-                await use(strange)
-
-        assert await store.read_stream(strange) == []
-
-
 class TestPools:
     async def test_a_pool_that_decodes_json_in_its_own_way_is_no_harm(self, postgres_dsn: str) -> None:
         """Events, dead letters and states are read and written as everywhere."""

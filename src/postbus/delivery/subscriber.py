@@ -1,7 +1,7 @@
 """What a durable subscriber is: who it is, what it wants, and how it is to be served."""
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 from postbus.config import AnyCheckpointMode, RetryPolicy
@@ -10,6 +10,7 @@ from postbus.errors import InvalidConfigError
 from postbus.events import GlobalSequence, LogPosition, Part, SubscriberId
 from postbus.policy.partitions import part_id
 from postbus.ports import EventLog
+from postbus.storable import LARGEST_NUMBER
 
 StartFrom = str | int | datetime
 Mode = Literal["ordered", "competing"]
@@ -17,7 +18,10 @@ Mode = Literal["ordered", "competing"]
 DEFAULT_CONCURRENCY = 10
 MOST_PARTITIONS = 1024
 
-_EXPECTED_START = '"beginning", "now", a global sequence of 0 or more, or an aware datetime'
+_EXPECTED_START = (
+    '"beginning", "now", a global sequence of 0 or more that a database can hold, '
+    "or an aware datetime that UTC can name"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -65,11 +69,20 @@ def check_start_from(start_from: object) -> StartFrom:
         raise InvalidConfigError("start_from", start_from, _EXPECTED_START)
     if isinstance(start_from, str) and start_from not in ("beginning", "now"):
         raise InvalidConfigError("start_from", start_from, _EXPECTED_START)
-    if isinstance(start_from, int) and not 0 <= start_from < 2**63:
+    if isinstance(start_from, int) and not 0 <= start_from <= LARGEST_NUMBER:
         raise InvalidConfigError("start_from", start_from, _EXPECTED_START)
-    if isinstance(start_from, datetime) and start_from.tzinfo is None:
-        raise InvalidConfigError("start_from", start_from, _EXPECTED_START)
+    if isinstance(start_from, datetime):
+        return _in_utc(start_from)
     return start_from
+
+
+def _in_utc(moment: datetime) -> datetime:
+    if moment.tzinfo is None:
+        raise InvalidConfigError("start_from", moment, _EXPECTED_START)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as error:
+        raise InvalidConfigError("start_from", moment, _EXPECTED_START) from error
 
 
 async def find_start(start_from: StartFrom, log: EventLog, now: GlobalSequence) -> LogPosition:

@@ -75,7 +75,7 @@ class Subscribers:
 
     def handle(self, subscriber_id: str) -> SubscriptionHandle:
         """Its handle. SubscriptionNotFoundError."""
-        service = self._services.get(subscriber_id)
+        service = self._services.get(subscriber_id) if isinstance(subscriber_id, str) else None
         if service is None:
             raise SubscriptionNotFoundError(subscriber_id)
         return SubscriptionHandle(service, self._store.log, self._clock, self._start_bus)

@@ -131,7 +131,8 @@ class StateStore(Generic[S]):
     def _check_key(self, key: object) -> str:
         flaw = find_id_flaw(key)
         if flaw is not None:
-            raise self._invalid(f"the key {str(key)[:80]!r} {flaw}", _EXPECTED_ID)
+            shown = f"the key {key[:80]!r}" if isinstance(key, str) else "the key"
+            raise self._invalid(f"{shown} {flaw}", _EXPECTED_ID)
         return str.__str__(key)
 
     def _invalid(self, found: str, expected: str) -> InvalidStateError:

@@ -11,13 +11,12 @@ from postbus.errors import (
     InvalidPageError,
     InvalidSubscriberIdError,
 )
+from postbus.storable import LARGEST_NUMBER
 
 _LONGEST_NAME = 255
 # What makes a part's id of a subscriber's: "mail#3/8", and "mail#1023/1024" at most.
 _PART_ENDING = re.compile(r"#[0-9]+/[0-9]+$")
 _LONGEST_ENDING = len("#1023/1024")
-# Larger than this no database takes a number.
-_LARGEST_NUMBER = 2**63 - 1
 
 
 def check_event_type(event_type: object) -> str:
@@ -98,8 +97,8 @@ def check_number_field(name: str, value: object, *, at_least: int) -> int | None
     """A number that an event may carry, such as the expected version of its stream."""
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= _LARGEST_NUMBER:
-        raise InvalidEventFieldError(name, value, f"a whole number of {at_least} or more")
+    if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= LARGEST_NUMBER:
+        raise InvalidEventFieldError(name, value, f"a whole number from {at_least} to {LARGEST_NUMBER}")
     return int(value)
 
 
@@ -109,8 +108,8 @@ def check_sequence(value: object) -> int:
     >>> check_sequence(7)
     7
     """
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST_NUMBER:
-        raise InvalidPageError("global_sequence", value, "a whole number of 0 or more")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST_NUMBER:
+        raise InvalidPageError("global_sequence", value, f"a whole number from 0 to {LARGEST_NUMBER}")
     return int(value)
 
 

@@ -9,6 +9,7 @@ from postbus.errors import InvalidEventFieldError, InvalidPageError
 from postbus.events import Event, EventStatus, GlobalSequence, LogPosition
 from postbus.ids import new_event_id
 from postbus.ports import Clock, EventLog
+from postbus.storable import LARGEST_NUMBER, event_id_to_find, is_storable, storable_id
 
 
 class UserCalls:
@@ -44,17 +45,16 @@ class UserCalls:
         self, stream_id: str, from_version: int = 1, to_version: int | None = None
     ) -> list[Event]:
         """The events of a stream in the order of their versions, both bounds included. InvalidPageError."""
-        _check_number("from_version", from_version, at_least=1)
-        if to_version is not None:
-            _check_number("to_version", to_version, at_least=0)
-        return await self.log.read_stream(stream_id, from_version, to_version)
+        first = _check_number("from_version", from_version, at_least=1)
+        last = None if to_version is None else _check_number("to_version", to_version, at_least=0)
+        known_id = storable_id(stream_id)
+        return [] if known_id is None else await self.log.read_stream(known_id, first, last)
 
     async def read_all(self, after: int = 0, limit: int = 100) -> list[Event]:
         """At most *limit* events with a higher global sequence, in order. InvalidPageError."""
-        _check_number("after", after, at_least=0)
-        _check_number("limit", limit, at_least=0)
+        position = LogPosition(GlobalSequence(_check_number("after", after, at_least=0)))
+        limit = _check_number("limit", limit, at_least=0)
         events: list[Event] = []
-        position = LogPosition(GlobalSequence(after))
         # As many as there are, however the log pages them.
         while len(events) < limit:
             page = await self.log.read(position, limit - len(events), None)
@@ -66,7 +66,7 @@ class UserCalls:
 
     async def get(self, event_id: str) -> Event:
         """The event with this id. EventNotFoundError."""
-        return await self.log.get(event_id)
+        return await self.log.get(event_id_to_find(event_id))
 
     async def head(self) -> GlobalSequence:
         """The highest number in the log; 0 if there is none."""
@@ -77,15 +77,17 @@ class UserCalls:
 
         EventNotFoundError, InvalidEventFieldError.
         """
-        if not isinstance(purger_id, str) or not purger_id:
+        if not isinstance(purger_id, str) or not purger_id or not is_storable(purger_id):
             raise InvalidEventFieldError("purger_id", purger_id, "a string that says who takes it away")
-        await self.log.purge(event_id, purger_id)
+        await self.log.purge(event_id_to_find(event_id), purger_id)
 
 
 def _no_status(event_type: str, *, wait: bool) -> EventStatus | None:  # noqa: ARG001
     return None
 
 
-def _check_number(name: str, value: object, *, at_least: int) -> None:
+def _check_number(name: str, value: object, *, at_least: int) -> int:
+    """The number, or the largest that a database knows: nothing lies beyond that."""
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise InvalidPageError(name, value, f"a whole number of {at_least} or more")
+    return min(int(value), LARGEST_NUMBER)

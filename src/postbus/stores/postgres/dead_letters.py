@@ -7,9 +7,8 @@ from postbus.events import Burial, DeadLetter, DeadLetterPage, Event, FencedOwne
 from postbus.ports import Clock, WantedEvents
 from postbus.stores.postgres.burials import bury
 from postbus.stores.postgres.database import Database
-from postbus.stores.postgres.log_pages import LARGEST_NUMBER
 from postbus.stores.postgres.query_parts import fill_parts
-from postbus.stores.postgres.rows import can_be_stored, dead_letter_from_row, event_from_row
+from postbus.stores.postgres.rows import dead_letter_from_row, event_from_row
 from postbus.stores.postgres.type_conditions import type_condition
 from postbus.stores.postgres.wake_ups import WakeUps
 
@@ -32,17 +31,15 @@ class PgDeadLetters:
 
     async def page(self, limit: int, offset: int, subscriber_id: SubscriberId | None) -> DeadLetterPage:
         """The unresolved ones of all subscribers or of one, newest first."""
-        place = (min(limit, LARGEST_NUMBER), min(offset, LARGEST_NUMBER))
         if subscriber_id is None:
-            rows = await self._database.fetch(self._read_page_of_all, *place)
+            rows = await self._database.fetch(self._read_page_of_all, limit, offset)
         else:
-            rows = await self._database.fetch(self._queries["read_page"], *place, subscriber_id)
+            rows = await self._database.fetch(self._queries["read_page"], limit, offset, subscriber_id)
         letters = [dead_letter_from_row(row) for row in rows if row["id"] is not None]
         return DeadLetterPage(letters, rows[0]["total"])
 
     async def get(self, dead_letter_id: str) -> DeadLetter:
         """One, resolved or not. EventNotFoundError, NotADeadLetterError (an event that is none)."""
-        _check_id(dead_letter_id)
         row = await self._database.fetch_row(self._queries["read_letter"], dead_letter_id)
         if row is None:
             raise await self._why_not(dead_letter_id)
@@ -50,7 +47,6 @@ class PgDeadLetters:
 
     async def revive(self, dead_letter_id: str) -> None:
         """Mark it for one more attempt by its subscriber; an event's id stands for all its dead letters."""
-        _check_id(dead_letter_id)
         values = (dead_letter_id, self._clock.now())
         if _count(await self._database.execute(self._queries["want_retry"], *values)) == 0:
             raise await self._why_not(dead_letter_id)
@@ -66,7 +62,6 @@ class PgDeadLetters:
 
     async def resolve(self, dead_letter_id: str, by: str, notes: str | None) -> None:
         """Somebody has seen to it: it leaves the list and stays on record."""
-        _check_id(dead_letter_id)
         values = (dead_letter_id, self._clock.now(), by, notes)
         if _count(await self._database.execute(self._queries["resolve_letter"], *values)) == 0:
             raise await self._why_not(dead_letter_id)
@@ -131,11 +126,6 @@ class PgDeadLetters:
     def _tell(self) -> None:
         # The log has not grown; whoever hears of its head looks for wanted retries too.
         self._wake_ups.announce(self._wake_ups.known_head)
-
-
-def _check_id(dead_letter_id: str) -> None:
-    if not can_be_stored(dead_letter_id):
-        raise EventNotFoundError(dead_letter_id)
 
 
 def _count(tag: str) -> int:

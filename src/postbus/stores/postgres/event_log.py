@@ -10,13 +10,14 @@ import msgspec
 from postbus.errors import EventNotFoundError, InvalidConfigError
 from postbus.events import Draft, Event, Gap, GlobalSequence, LogPage, LogPosition, OpenWriter
 from postbus.ports import Clock, WantedEvents
+from postbus.storable import LARGEST_NUMBER
 from postbus.stores.postgres.answers import Stored
 from postbus.stores.postgres.appending import Appending
 from postbus.stores.postgres.database import Database
-from postbus.stores.postgres.log_pages import LARGEST_NUMBER, LogPages, decode_page
+from postbus.stores.postgres.log_pages import LogPages, decode_page
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.query_parts import fill_parts
-from postbus.stores.postgres.rows import can_be_stored, columns_from_rows, event_from_draft, event_from_row
+from postbus.stores.postgres.rows import columns_from_rows, event_from_draft, event_from_row
 from postbus.stores.postgres.samples import Samples
 from postbus.stores.postgres.translation import translated
 from postbus.stores.postgres.wake_ups import WakeUps
@@ -109,17 +110,12 @@ class PgEventLog:
 
     async def read_stream(self, stream_id: str, from_version: int, to_version: int | None) -> list[Event]:
         """The events of a stream in the order of their versions, both bounds included."""
-        if not can_be_stored(stream_id):
-            return []
-        first = min(from_version, LARGEST_NUMBER)
-        last = LARGEST_NUMBER if to_version is None else min(to_version, LARGEST_NUMBER)
-        rows = await self._database.fetch(self._queries["read_stream"], stream_id, first, last)
+        last = LARGEST_NUMBER if to_version is None else to_version
+        rows = await self._database.fetch(self._queries["read_stream"], stream_id, from_version, last)
         return list(await decode_page(columns_from_rows(rows)))
 
     async def get(self, event_id: str) -> Event:
         """The event with this id. EventNotFoundError."""
-        if not can_be_stored(event_id):
-            raise EventNotFoundError(event_id)
         async with self._database.connection() as connection:
             return await self._find(connection, event_id)
 
@@ -137,8 +133,6 @@ class PgEventLog:
 
     async def purge(self, event_id: str, purger_id: str) -> None:
         """Take the payload away, also from its dead letters; the event stays. EventNotFoundError."""
-        if not can_be_stored(event_id):
-            raise EventNotFoundError(event_id)
         values = (event_id, purger_id, self._clock.now())
         async with self._database.transaction() as connection:
             if not await connection.fetchval(self._queries["has_event"], event_id):

@@ -14,6 +14,7 @@ import asyncpg
 from postbus.events import Event, Gap, GlobalSequence, LogPage, LogPosition
 from postbus.late_events import LateEvents
 from postbus.ports import WantedEvents
+from postbus.storable import LARGEST_NUMBER
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.number_lists import to_literal
 from postbus.stores.postgres.page_columns import PageColumns, decode_numbers, decode_pieces, page_columns
@@ -24,7 +25,6 @@ from postbus.stores.postgres.rows import Columns, event_from_row, join_columns
 from postbus.stores.postgres.translation import DRIVER_ERRORS
 from postbus.stores.postgres.type_conditions import part_condition, type_condition
 
-LARGEST_NUMBER = 2**63 - 1
 # A page of more text than this is decoded in slices of about the other size, between which others run.
 _MUCH_TEXT = 1024 * 1024
 _SLICE_OF_TEXT = 256 * 1024

@@ -175,17 +175,6 @@ def dead_letter_from_row(row: asyncpg.Record) -> DeadLetter:
     )
 
 
-def can_be_stored(text: object) -> bool:
-    """Whether PostgreSQL takes it as text: if not, nothing in the database has this id."""
-    if not isinstance(text, str) or "\0" in text:
-        return False
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _decode_payload(text: str | None) -> Any:
     try:
         return None if text is None else _decode(text)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from postbus.errors import (
     DuplicateEventIdError,
+    InvalidTargetError,
     NotADatabaseError,
     StoreBusyError,
     StoreError,
@@ -27,13 +28,31 @@ T = TypeVar("T")
 Check = Callable[[sqlite3.Connection, Path], None]
 
 
+def check_path(path: object) -> str:
+    """The path as text, if a file can have it. InvalidTargetError."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise InvalidTargetError(path, f"is of type {type(path).__qualname__}")
+    if text == ":memory:":
+        raise InvalidTargetError(
+            path, 'is no file, and SQLite keeps it no longer than one connection; use "memory:" for tests'
+        )
+    try:
+        name = os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise InvalidTargetError(path, "contains a lone surrogate") from error
+    if b"\0" in name:
+        raise InvalidTargetError(path, "contains a NUL character")
+    return text
+
+
 def open_connection(path: Path, synchronous: str, *, check: Check | None = None) -> sqlite3.Connection:
     """A connection in WAL mode on which every transaction is begun and ended by hand.
 
     *check* raises if the file is not ours: WAL mode is a change to the file.
     """
     with translated_errors(path):
-        _check_path(path)
+        _check_place(path)
         connection = sqlite3.connect(
             path,
             timeout=_BUSY_SECONDS,
@@ -104,9 +123,16 @@ def translated_errors(path: Path) -> Iterator[None]:
         raise translate(error, path) from error
 
 
-def _check_path(path: Path) -> None:
+def _check_place(path: Path) -> None:
     # Only questions about names: opening the file ourselves and closing it again would
     # drop the POSIX locks of every SQLite connection that this process has on it.
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # yet to be made, or SQLite has its say
+    except OSError as error:
+        # Symbolic links in a circle, or a name that is too long.
+        raise StoreError(f"{path} can't be opened: {error.strerror}; check the path") from error
     if path.is_dir():
         raise NotADatabaseError(
             f"{path} is a directory; expected the path of a file, such as {path / 'events.db'}"

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from postbus.errors import EventNotFoundError, NotADeadLetterError
 from postbus.events import DeadLetter, DeadLetterPage, Event, FencedOwner, Part, SubscriberId
 from postbus.ports import Clock, WantedEvents
+from postbus.storable import LARGEST_NUMBER
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.access import FileAccess
 from postbus.stores.sqlite.rows import (
@@ -17,7 +18,6 @@ from postbus.stores.sqlite.rows import (
 )
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
-_LARGEST_NUMBER = 2**63 - 1
 
 
 def _query(name: str) -> str:
@@ -53,7 +53,7 @@ class SQLiteDeadLetters:
             connection.execute("BEGIN")
             try:
                 if subscriber_id is None:
-                    most = min(limit + offset, _LARGEST_NUMBER)
+                    most = min(limit + offset, LARGEST_NUMBER)
                     values = {"limit": limit, "offset": offset, "most": most}
                     rows = connection.execute(_READ_PAGE, values).fetchall()
                     total = connection.execute(_QUERIES["count_dead_letters"])

@@ -16,7 +16,7 @@ class FileDispatchLock:
     """A lock on a file beside the database; the system releases it when the process ends, however it ends."""
 
     def __init__(self, database: Path) -> None:
-        self._path = Path(f"{database.resolve()}-dispatch")
+        self._path = Path(f"{os.path.realpath(database)}-dispatch")
         self._guard = threading.Lock()
         self._file: int | None = None
         # Asked for and not released since.

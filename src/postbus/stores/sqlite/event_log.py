@@ -9,6 +9,7 @@ from typing import Any
 from postbus.errors import EventNotFoundError, NoForeignTransactionError, StoreError
 from postbus.events import Draft, Event, GlobalSequence, LogPage, LogPosition, OpenWriter
 from postbus.ports import Clock, WantedEvents
+from postbus.storable import LARGEST_NUMBER
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.access import FileAccess
 from postbus.stores.sqlite.event_queue import may_be_pending
@@ -24,7 +25,6 @@ from postbus.stores.sqlite.rows import (
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 _READ_EVENT = _QUERIES["read_event"].format(columns=COLUMNS)
 _READ_STREAM = _QUERIES["read_stream"].format(columns=COLUMNS)
-_LARGEST_NUMBER = 2**63 - 1
 
 
 class SQLiteEventLog:
@@ -90,7 +90,7 @@ class SQLiteEventLog:
 
     async def read_stream(self, stream_id: str, from_version: int, to_version: int | None) -> list[Event]:
         """The events of a stream in the order of their versions, both bounds included."""
-        values = (stream_id, from_version, _LARGEST_NUMBER if to_version is None else to_version)
+        values = (stream_id, from_version, LARGEST_NUMBER if to_version is None else to_version)
         return await self._file.read(
             lambda connection: [event_from_row(row) for row in connection.execute(_READ_STREAM, values)]
         )

@@ -36,6 +36,7 @@ MOST_CHARACTERS = 8 * 1024 * 1024
 
 _UNKNOWN_MOMENT = datetime.fromtimestamp(0, UTC)
 _ONE_SECOND = timedelta(seconds=1)
+_LAST_SECOND = datetime.max.replace(microsecond=0, tzinfo=UTC)
 # Between the values of a column in one text; how our moments end.
 _SEPARATOR = "\x1f"
 _UTC_OFFSET = "+00:00"
@@ -59,9 +60,11 @@ class _MomentFormat:
         start, end, prefix = self._second
         if not start <= moment < end:
             start = moment.replace(microsecond=0)
-            prefix = start.strftime("%Y-%m-%dT%H:%M:%S")
-            # One assignment: two threads may be here at once.
-            self._second = (start, start + _ONE_SECOND, prefix)
+            # Not strftime, which leaves the zeros out before the year 1000.
+            prefix = start.isoformat()[: len("0001-01-01T00:00:00")]
+            if start < _LAST_SECOND:
+                # One assignment: two threads may be here at once.
+                self._second = (start, start + _ONE_SECOND, prefix)
         return "%s.%06d+00:00" % (prefix, moment.microsecond)  # noqa: UP031 - a third quicker
 
 

@@ -24,7 +24,7 @@ from postbus.events import Event
 from postbus.ports import Clock
 from postbus.stores.sqlite.backlog import SQLiteBacklog
 from postbus.stores.sqlite.checkpoints import SQLiteCheckpoints
-from postbus.stores.sqlite.connection import open_connection, patiently, translated_errors
+from postbus.stores.sqlite.connection import check_path, open_connection, patiently, translated_errors
 from postbus.stores.sqlite.dead_letters import SQLiteDeadLetters
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
 from postbus.stores.sqlite.event_log import SQLiteEventLog
@@ -41,8 +41,6 @@ from postbus.stores.sqlite.writer import Writer
 from postbus.stores.user_calls import UserCalls
 
 _DURABILITY = ("FULL", "NORMAL", "EXTRA")
-# Larger than this SQLite takes no number.
-_LARGEST_NUMBER = 2**63 - 1
 
 T = TypeVar("T")
 
@@ -59,11 +57,13 @@ class SQLiteStore(UserCalls):
     # One process at a time runs a subscriber.
     layouts = members = outbox = None
 
-    def __init__(self, path: str | Path, *, synchronous: str = "FULL", clock: Clock | None = None) -> None:
-        if synchronous.upper() not in _DURABILITY:
+    def __init__(
+        self, path: "str | os.PathLike[str]", *, synchronous: str = "FULL", clock: Clock | None = None
+    ) -> None:
+        if not isinstance(synchronous, str) or synchronous.upper() not in _DURABILITY:
             raise InvalidConfigError("synchronous", synchronous, f"one of {', '.join(_DURABILITY)}")
         # Absolute: the file, its lock and its reader stay together whatever the current folder becomes.
-        self.path = Path(path).absolute()
+        self.path = Path(check_path(path)).absolute()
         self._synchronous = synchronous.upper()
         self._clock: Clock = clock or SystemClock()
         super().__init__(self._clock)

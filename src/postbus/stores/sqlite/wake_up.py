@@ -41,7 +41,7 @@ class FileWakeUps:
     """Wake-ups between the processes that share one database. Nothing raises: polling remains."""
 
     def __init__(self, database: Path) -> None:
-        self._folder = Path(f"{database.resolve()}-wake")
+        self._folder = Path(f"{os.path.realpath(database)}-wake")
         self._guard = threading.Lock()
         self._listener: _Listener | None = None
         self._own_name: str | None = None
