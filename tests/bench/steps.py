@@ -8,6 +8,8 @@ from postbus.ops.bench.harness import Outcome, Results, Row
 from postbus.ops.bench.model import Candidate, Column, Effort, RatioColumn, Sample, Workload
 
 TINY = Effort(seconds=0.01, warm_up=0.001)
+# By default; end_to_end/test_same_durability.py shows that the kill tests have the same.
+DURABLE = {"sqlite": "WAL, synchronous=FULL", "postgres": "fsync=on, synchronous_commit=on"}
 
 
 def never_run(folder: Path, effort: Effort) -> Sample:
@@ -28,7 +30,7 @@ WORKLOAD = Workload(
 
 
 def sample(rate: float) -> Sample:
-    return Sample(figures={"rate": rate}, settings="WAL, synchronous=FULL")
+    return Sample(figures={"rate": rate}, settings=DURABLE["sqlite"])
 
 
 def results_of(**outcomes: Sequence[Outcome]) -> Results:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bench.__main__ import select
 from postbus.ops.bench.measuring import PAYLOAD, PAYLOAD_BYTES, percentile
 from postbus.ops.bench.model import Candidate, PeerMissingError, Tier, Workload
-from tests.bench.steps import TINY
+from tests.bench.steps import DURABLE, TINY
 
 # Those on PostgreSQL take too long for a test: test_postgres.py runs some of them.
 QUICK = [
@@ -40,6 +40,8 @@ def test_every_quick_candidate_gives_figures_for_its_columns(
         return
 
     assert found.settings
+    if candidate.label.startswith("postbus") and workload.name != "publish-normal":
+        assert found.settings == DURABLE["sqlite"]
     assert {column.key for column in workload.columns} & set(found.figures)
     assert all(math.isfinite(value) for value in found.figures.values())
 
