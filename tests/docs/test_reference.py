@@ -76,15 +76,21 @@ def test_the_page_of_errors_is_that_of_the_code() -> None:
     ]
 
 
+def anchors_of(page: Path) -> set[str]:
+    """What a link can lead to within a page: its headings."""
+    return {
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    }
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_link_leads_somewhere(page: Path) -> None:
-    text = page.read_text("utf-8")
-    anchors = {
-        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
-        for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    }
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in anchors
-        elif "://" not in target:
-            assert (page.parent / target).exists()
+    """To a file, and to a heading of it or of the same page."""
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text("utf-8")):
+        if "://" not in target:
+            name, _, anchor = target.partition("#")
+            linked = page.parent / name if name else page
+
+            assert linked.exists()
+            assert not anchor or anchor in anchors_of(linked)
