@@ -137,6 +137,7 @@ class EventBus:
         self._subscribers = Subscribers(self._store, config, self._clock, noise, self.start)
         self._dlq = DLQInspector(self._store, clock=self._clock)
         self._changing = asyncio.Lock()
+        self._ending: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_shut_down = False
 
@@ -191,27 +192,18 @@ class EventBus:
             loop, self._loop = self._loop, None
             if loop is not None and loop.is_closed():
                 # With its loop everything of ours has ended; the next start recovers what was in flight.
-                await self._store.close()
+                await self._close_store()
                 return
+            is_drained = loop is None
             try:
                 if loop is not None:
                     self._attempts.begin_stopping()
                     self._lane.stop()
                     self._subscribers.begin_stopping()
-                    if not await self._drain():
-                        await self._give_back()
+                    is_drained = await self._drain()
             finally:
-                # Also when whoever shuts down loses patience and cancels it; and, should
-                # the cancellation come here, when shutdown is called once more.
-                await self._subscribers.cut_off()
-                await self._lane.cut_off()
-                await self._couriers.cancel_all()
-                self._publisher.stop()
-                with contextlib.suppress(StoreError):
-                    await self._dispatcher.give_back_all()
-                self._attempts.stop()
-                await self._store.close()
-                _stores_in_use.pop(self._store, None)
+                # Also when whoever shuts down loses patience and cancels it.
+                await self._end(is_drained=is_drained)
 
     async def publish(
         self,
@@ -500,6 +492,34 @@ class EventBus:
         self._subscriptions.add(subscription)
         self._lane.wake_for_new_handler()
         return subscription.id
+
+    async def _end(self, *, is_drained: bool) -> None:
+        by = asyncio.current_task()
+        if by is not None and (self._attempts.event_of(by) is not None or self._subscribers.are_run_by(by)):
+            # Here, so that the handler who shuts down is not cut off.
+            await self._cut_off(is_drained=is_drained)
+            return
+        if self._ending is None or self._ending.done():
+            self._ending = asyncio.ensure_future(self._cut_off(is_drained=is_drained))
+        # Shielded: a handler that is cut off may be waiting for this very task, and cancels it in turn.
+        # Should somebody lose patience here, it goes on, and whoever shuts down next waits for it.
+        await asyncio.shield(self._ending)
+
+    async def _cut_off(self, *, is_drained: bool) -> None:
+        if not is_drained:
+            await self._give_back()
+        await self._subscribers.cut_off()
+        await self._lane.cut_off()
+        await self._couriers.cancel_all()
+        self._publisher.stop()
+        with contextlib.suppress(StoreError):
+            await self._dispatcher.give_back_all()
+        self._attempts.stop()
+        await self._close_store()
+
+    async def _close_store(self) -> None:
+        await self._store.close()
+        _stores_in_use.pop(self._store, None)
 
     async def _drain(self) -> bool:
         """Whether everything in flight came to its end within shutdown_timeout."""

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from tests.delivery.steps import (
     soon,
     start,
     statuses,
+    until,
 )
 
 
@@ -347,6 +350,108 @@ class TestByAHandler:
         await soon(_couriers_have_ended())
 
         assert further.events == []
+
+
+WAYS: dict[str, Callable[[Coroutine[Any, Any, None]], Awaitable[object]]] = {
+    "a task": asyncio.create_task,
+    "a shielded task": asyncio.shield,
+    "a task among others": asyncio.gather,
+    "a task within a task": lambda stopping: asyncio.create_task(_wait_for(asyncio.create_task(stopping))),
+}
+
+
+class TestInATaskOfAHandler:
+    """A handler has a task of its own call shutdown(), which takes the handler for any other."""
+
+    @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+    async def test_if_the_handler_waits_for_it_both_wait_no_longer_than_the_limit(
+        self,
+        database: Path,
+        make_bus: MakeBus,
+        manual: ManualClock,
+        way: Callable[[Coroutine[Any, Any, None]], Awaitable[object]],
+    ) -> None:
+        """The handler is cut off and the bus closed nevertheless: the next one has file and event at once."""
+        bus, stopping = make_bus(clock=manual, shutdown_timeout=5.0), asyncio.Event()
+
+        @bus.on("order.placed")
+        async def stop(_: Event) -> None:
+            stopping.set()
+            await way(bus.shutdown())
+
+        publishing = start(bus.publish("order.placed"))
+        await soon(stopping.wait())
+        await manual.advance(5)
+        await soon(publishing)
+        await soon(bus.shutdown())
+        await soon(_couriers_have_ended())
+        left = query(database, "SELECT status, retry_count FROM events")
+        successor, handler = make_bus(), FlakyHandler()
+        successor.subscribe(handler)
+        await successor.start()
+        await soon(successor.idle())
+
+        assert left == [("pending", 0)]
+        assert len(handler.events) == 1
+
+    async def test_if_the_handler_does_not_wait_for_it_the_event_is_done(
+        self, database: Path, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """It is drained like any other."""
+        bus, released = make_bus(clock=manual), asyncio.Event()
+        stopping: list[asyncio.Task[None]] = []
+
+        @bus.on("order.placed")
+        async def stop(_: Event) -> None:
+            stopping.append(asyncio.create_task(bus.shutdown()))
+            await released.wait()
+
+        publishing = start(bus.publish("order.placed"))
+        await until(lambda: bool(stopping))
+        released.set()
+        await soon(asyncio.gather(*stopping, publishing))
+
+        assert list(statuses(database).values()) == ["done"]
+
+
+async def test_a_shutdown_that_is_cancelled_while_it_cuts_off_goes_on(
+    database: Path, make_bus: MakeBus, manual: ManualClock
+) -> None:
+    """Whoever shuts down next waits for it, and nothing is done twice."""
+    bus, cancel_count = make_bus(clock=manual, shutdown_timeout=5.0), 0
+    started, is_cancelled, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @bus.on("order.*")
+    async def resist(_: Event) -> None:
+        nonlocal cancel_count
+        started.set()
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                cancel_count += 1
+                is_cancelled.set()
+
+    publishing = start(bus.publish("order.placed"))
+    await soon(started.wait())
+    stopping = await begin(bus.shutdown())
+    await manual.advance(5)
+    await soon(is_cancelled.wait())
+    stopping.cancel()
+    await asyncio.wait([stopping])
+    again = start(bus.shutdown())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    released.set()
+    await soon(asyncio.gather(again, publishing))
+
+    assert (stopping.cancelled(), cancel_count) == (True, 1)
+    # In its last second the handler has come to its end after all.
+    assert list(statuses(database).values()) == ["done"]
+
+
+async def _wait_for(task: "asyncio.Task[None]") -> None:
+    await task
 
 
 async def _couriers_have_ended() -> None:

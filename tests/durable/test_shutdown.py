@@ -77,6 +77,31 @@ async def test_a_handler_that_shuts_the_bus_down_waits_for_itself_no_longer_than
     assert handler.payloads == [1]
 
 
+async def test_a_handler_that_waits_for_a_task_that_shuts_down_is_cut_off_at_the_limit(
+    make_bus: MakeBus, clock: ManualClock
+) -> None:
+    """Then everything is closed nevertheless, and its event comes again."""
+    bus, started = make_bus(shutdown_timeout=5.0), asyncio.Event()
+
+    @bus.on("*", id=ID)
+    async def stop(_: Event) -> None:
+        started.set()
+        await asyncio.create_task(bus.shutdown())
+
+    handle = bus.subscription(ID)
+    await publish_numbers(bus, 1)
+    await soon(started.wait())
+    await clock.advance(5)
+    await until(lambda: handle.state == "stopped")
+    await soon(bus.shutdown())
+    second, handler = make_bus(), FlakyHandler()
+    second.subscribe("*", handler, id=ID)
+    await second.start()
+    await soon(second.idle())
+
+    assert handler.payloads == [1]
+
+
 async def test_twice_and_at_the_same_time_is_once(make_bus: MakeBus) -> None:
     bus, handler = make_bus(), FlakyHandler()
     bus.subscribe("*", handler, id=ID)

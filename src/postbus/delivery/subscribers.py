@@ -99,6 +99,10 @@ class Subscribers:
         for service in self._all():
             service.stop()
 
+    def are_run_by(self, task: "asyncio.Task[object]") -> bool:
+        """Whether it is the handler of one of them that asks."""
+        return any(service.is_run_by(task) for service in self._all())
+
     async def wait_until_stopped(self, by: "asyncio.Task[object] | None") -> None:
         """Return when all have ended, but for the one whose handler is *by*."""
         for service in self._all():
