@@ -19,6 +19,7 @@ from tests.competing.steps import (
     until_rows,
     within,
 )
+from tests.delivery.exits import raise_later, wait_for_a_task
 
 NO_DELAY = RetryPolicy(max_retries=3, base_delay=0.0)
 
@@ -33,6 +34,31 @@ async def test_an_event_is_tried_again_until_it_succeeds(make_bus: MakeBus, dsn:
     assert sorted(noting.numbers) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert await rows_of(dsn) == []
     assert (await bus.dlq.list()).total == 0
+
+
+@pytest.mark.parametrize("closes_task", [False, True])
+@pytest.mark.parametrize("is_transactional", [False, True])
+async def test_generator_exit_is_a_failed_attempt(
+    make_bus: MakeBus, is_transactional: bool, closes_task: bool
+) -> None:
+    """Of the handler itself, or of something that it waits for; it ends no worker."""
+    bus, calls = make_bus(), list[int]()
+
+    async def leave(event: Event) -> None:
+        calls.append(event.payload)
+        if event.payload == 2:
+            await (wait_for_a_task(event) if closes_task else raise_later(event))
+
+    async def leave_transaction(event: Event, _: object) -> None:
+        await leave(event)
+
+    compete(bus, leave_transaction if is_transactional else leave, retry=NO_DELAY)
+    await publish_numbers(bus, 1, 2, 3)
+    await within(10, bus.idle())
+    (letter,) = (await bus.dlq.list()).events
+
+    assert sorted(calls) == [1, 2, 2, 2, 2, 3]
+    assert letter.errors == ["GeneratorExit"] * 4
 
 
 async def test_the_back_off_is_in_the_row_and_survives_a_restart(make_bus: MakeBus, dsn: str) -> None:

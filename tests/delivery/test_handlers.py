@@ -180,18 +180,6 @@ class TestCoroutines:
 
         assert found == [None]
 
-    async def test_generator_exit_before_it_has_waited_is_a_failure(self, make_bus: MakeBus) -> None:
-        """Nobody closes a handler that has only just begun: it is the handler's own."""
-        bus = make_bus(retry=RetryPolicy(max_retries=0))
-
-        @bus.on("order.*")
-        async def close(_: Event) -> None:
-            raise GeneratorExit
-
-        event = await bus.store.get(await soon(bus.publish("order.placed")))
-
-        assert (event.status, event.errors) == (EventStatus.DLQ, ["GeneratorExit"])
-
     async def test_one_whose_call_raises_stop_iteration_has_failed(self, make_bus: MakeBus) -> None:
         """Only a coroutine returns that way; what is called to make one has no such excuse."""
         bus = make_bus(retry=RetryPolicy(max_retries=0))

@@ -1,15 +1,24 @@
 """Whatever a handler raises is its own affair: an attempt that failed, or an event for later."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from postbus import Event, EventBusShutdownError, RetryPolicy, WrongExpectedVersionError
+from postbus import (
+    Event,
+    EventBusShutdownError,
+    ReliableDeliveryConfig,
+    RetryPolicy,
+    WrongExpectedVersionError,
+)
+from tests.delivery.exits import EXITS_OF_ITS_OWN, wait_for_a_task
 from tests.delivery.steps import FlakyHandler, begin, soon
 from tests.durable.steps import ID, MakeBus, letters_of, publish_numbers
 
 ONCE = RetryPolicy(max_retries=0)
+TWICE = RetryPolicy(max_retries=1, base_delay=0)
 
 
 class RudeError(BaseException):
@@ -61,6 +70,37 @@ async def test_it_is_an_attempt_that_failed(
     assert seen == [2]
     assert len(letter.errors) == 1
     assert letter.errors[0].startswith(text)
+
+
+@pytest.mark.parametrize(("handler", "error"), EXITS_OF_ITS_OWN.values(), ids=EXITS_OF_ITS_OWN)
+async def test_generator_exit_is_an_attempt_that_failed(
+    make_bus: MakeBus, handler: Callable[[Event], object], error: str
+) -> None:
+    """The subscriber goes on with the next event at once."""
+    bus = make_bus()
+    bus.subscribe("*", handler, id=ID, retry=TWICE)
+    await publish_numbers(bus, 1, 2)
+    await soon(bus.idle())
+
+    assert [letter.errors for letter in await letters_of(bus)] == [[error, error]] * 2
+
+
+async def test_an_exit_that_closes_the_task_is_an_attempt_that_failed(make_bus: MakeBus) -> None:
+    """The subscriber goes on in another task, a little later; here it was reading the next page as well."""
+    bus, seen = make_bus(config=ReliableDeliveryConfig(catch_up_batch_size=1)), list[object]()
+
+    async def take(event: Event) -> None:
+        seen.append(event.payload)
+        if event.payload == 1:
+            await wait_for_a_task(event)
+
+    bus.subscribe("*", take, id=ID, retry=TWICE)
+    await publish_numbers(bus, 1, 2, 3)
+    await soon(bus.subscription(ID).wait_for(3))
+    (letter,) = await letters_of(bus)
+
+    assert letter.errors == ["GeneratorExit", "GeneratorExit"]
+    assert seen == [1, 1, 2, 3]
 
 
 async def test_a_handler_that_needs_the_bus_during_a_shutdown_has_not_failed(make_bus: MakeBus) -> None:

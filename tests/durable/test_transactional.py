@@ -1,5 +1,6 @@
 """A handler with a second parameter shares the transaction of its checkpoint: effects exactly once."""
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,10 @@ from tests.durable.steps import (
 )
 
 ONCE = RetryPolicy(max_retries=0)
+
+
+class RudeError(BaseException):
+    """Not even an Exception."""
 
 
 class Ledger:
@@ -112,6 +117,22 @@ async def test_it_is_retried_and_then_a_dead_letter_and_the_others_go_on(
     assert [number for number in ledger.calls if number > 2] == [3, 3, 3, 4, 5]
     assert letter.errors == ["ValueError: poison"] * 3
     assert await position_of(bus) == 5
+
+
+@pytest.mark.parametrize("error", [GeneratorExit("over"), RudeError("over"), asyncio.CancelledError("over")])
+async def test_whatever_it_raises_is_a_failed_attempt(
+    database: Database, make_bus: MakeBus, error: BaseException
+) -> None:
+    """Also what is no Exception: the others go on."""
+    await fill(database, 5)
+    bus, ledger = make_bus(), Ledger(3, error=error)
+    bus.subscribe("*", database.transactional(ledger), id=ID, retry=ONCE)
+    await bus.start()
+    await soon(bus.idle())
+    (letter,) = await letters_of(bus)
+
+    assert await entries(database) == [1, 2, 4, 5]
+    assert letter.errors == [f"{type(error).__name__}: over"]
 
 
 async def test_one_that_gets_well_takes_effect_once(

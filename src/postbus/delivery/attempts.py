@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any
 
+from postbus.closing import is_closing, is_within
 from postbus.delivery.begun import Begun
 from postbus.delivery.gate import Gate
 from postbus.delivery.handler_threads import HandlerThreads
@@ -54,7 +55,7 @@ class Attempts:
         self._on_abandoned: Callable[[Event, Failure], None] | None = None
 
     def when_abandoned(self, go_on: Callable[[Event, Failure], None]) -> None:
-        """Call this for an event whose handler will not end although it was cancelled."""
+        """Call this for an event that has to go on without its task, which is stuck in a handler or over."""
         self._on_abandoned = go_on
 
     def begin(self, event: Event, route: Route) -> "Failure | Coroutine[Any, Any, Failure | None] | None":
@@ -178,10 +179,13 @@ class Attempts:
                 subscription.gate.abandon(ticket)
                 raise
             error = raised
-        except (SystemExit, KeyboardInterrupt, GeneratorExit):
+        except (SystemExit, KeyboardInterrupt):
             subscription.gate.abandon(ticket)
             raise
         except BaseException as raised:
+            if is_closing(raised):
+                self._break_off(call, raised)
+                raise
             error = raised
         finally:
             watchdog.end(call)
@@ -203,12 +207,24 @@ class Attempts:
 
     def _abandon(self, call: Call) -> None:
         """The handler took no notice of its cancellation: go on without it."""
+        error = describe_error(_timeout_error(call.subscription))
+        self._go_on_without(call, f"{error}, and goes on nevertheless")
+
+    def _break_off(self, call: Call, error: BaseException) -> None:
+        """The task ends here, and its handler with it."""
+        if is_within(call.task) and not call.is_abandoned:
+            # What the handler waited for has failed with it, which closes the whole task.
+            call.task.add_done_callback(_take_note)
+            self._go_on_without(call, describe_error(error))
+        else:
+            # The event loop is gone.
+            call.subscription.gate.abandon(call.ticket)
+
+    def _go_on_without(self, call: Call, error: str) -> None:
         if call.subscription.gate.leave(call.ticket, succeeded=False):
             _warn_of_opening(call.subscription)
-        error = describe_error(_timeout_error(call.subscription))
         if self._on_abandoned is not None:
-            story = f"{error}, and goes on nevertheless"
-            self._on_abandoned(call.event, Failure(call.subscription.id, story))
+            self._on_abandoned(call.event, Failure(call.subscription.id, error))
 
     async def _call_in_thread(self, subscription: Subscription, event: Event) -> None:
         argument = subscription.delivered.of(event)
@@ -220,6 +236,12 @@ class Attempts:
     def _new_watchdog(self, timeout: float) -> Watchdog:
         watchdog = self._watchdogs[timeout] = Watchdog(timeout, self._clock, self._abandon)
         return watchdog
+
+
+def _take_note(task: "asyncio.Task[object]") -> None:
+    """Nobody has to be told what a task ended with: the attempt has failed with it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _warn_of_opening(subscription: Subscription) -> None:

@@ -74,6 +74,12 @@ class CatchUp:
                 if following is None or delivered < len(page.events):
                     return count
                 page, before_it = await following, page
+            except GeneratorExit:
+                # Whoever is being closed can't wait for anything.
+                if following is not None:
+                    following.cancel()
+                following = None
+                raise
             finally:
                 if following is not None:
                     await _put_away(following)

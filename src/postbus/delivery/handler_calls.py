@@ -2,6 +2,7 @@
 
 import asyncio
 
+from postbus.closing import is_closing
 from postbus.delivery.attempts import describe_error
 from postbus.delivery.deliveries import LeftBehindError, describe_timeout
 from postbus.delivery.failures import Failed
@@ -26,9 +27,11 @@ class HandlerCalls:
         watch.begin()
         try:
             effects = await receiver.receive(event)
-        except (SystemExit, KeyboardInterrupt, GeneratorExit):
+        except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as raised:
+            if is_closing(raised):
+                raise
             error = raised
         finally:
             watch.end()

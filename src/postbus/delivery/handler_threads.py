@@ -37,8 +37,8 @@ class _Job:
 
     def settle(self) -> None:
         """Tell the caller, in the event loop."""
-        if isinstance(self.error, StopIteration):
-            # A future can't carry it.
+        if isinstance(self.error, StopIteration | GeneratorExit):
+            # A future can't carry the one, and a task that awaits it would be closed by the other.
             self.future.set_exception(RuntimeError(f"handler raised {self.error!r}"))
         elif self.error is not None:
             self.future.set_exception(self.error)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from postbus.closing import is_within
 from postbus.ports import Clock
 
 # A handler that was cancelled and still goes on after so many seconds is left behind.
@@ -38,6 +39,11 @@ class HandlerWatch:
     def end(self) -> None:
         """The handler has ended, one way or another."""
         self.is_watching = False
+
+    @property
+    def is_within_task(self) -> bool:
+        """Whether it is the handler's own task that asks."""
+        return is_within(self._task)
 
     def take_timeout(self) -> bool:
         """Whether the handler that ended just now was cut off for its time; takes our cancellation back."""

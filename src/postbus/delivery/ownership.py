@@ -216,10 +216,12 @@ class Ownership:
         if not isinstance(receiver, TransactionalReceiver):
             receiver.forget_unwritten()
 
-    def _leave_handler(self) -> None:
+    def note_broken_off(self, error: str) -> None:
+        """The task ends with the handler that runs, or ran last: that attempt has failed."""
         deliveries = self._deliveries
-        assert isinstance(deliveries, SingleDeliveries), "only there handlers run in the event loop"
-        if deliveries.current is not None:
-            error = f"{describe_timeout(self._subscriber.timeout)}, and goes on nevertheless"
+        if isinstance(deliveries, SingleDeliveries) and deliveries.current is not None:
             self._around.memory.left_behind[sequence_of(deliveries.current)] = Failed(error)
+
+    def _leave_handler(self) -> None:
+        self.note_broken_off(f"{describe_timeout(self._subscriber.timeout)}, and goes on nevertheless")
         self._around.on_stubborn()

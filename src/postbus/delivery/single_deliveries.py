@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from postbus.closing import is_closing
 from postbus.delivery.attempts import describe_error
 from postbus.delivery.checkpoint_writer import CheckpointWriter
 from postbus.delivery.deliveries import (
@@ -122,9 +123,11 @@ class SingleDeliveries:
                 self.current, error = event, None
                 try:
                     await handler(event)
-                except (SystemExit, KeyboardInterrupt, GeneratorExit):
+                except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as raised:
+                    if is_closing(raised):
+                        raise
                     error = raised
                 if error is not None or watch.is_late:
                     outcome = self._calls.judge(error)

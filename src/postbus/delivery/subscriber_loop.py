@@ -5,7 +5,9 @@ import contextvars
 import logging
 from collections.abc import Callable
 
+from postbus.closing import is_within
 from postbus.config import InstanceMode, ReliableDeliveryConfig
+from postbus.delivery.attempts import describe_error
 from postbus.delivery.deliveries import LeftBehindError
 from postbus.delivery.failures import FailureMemory
 from postbus.delivery.log_reader import LogReader
@@ -295,19 +297,25 @@ class SubscriberLoop:
             pass
         except asyncio.CancelledError:
             if not self.patience.is_stopping:
-                self._start_again_later()
+                self._start_again_later("the task of the subscriber was cancelled from outside")
             raise
+        except GeneratorExit as error:
+            if not is_within(self._task):
+                raise
+            if self._ownership is not None:
+                self._ownership.note_broken_off(describe_error(error))
+            self._start_again_later("what its handler waited for has closed the task of the subscriber")
         except StoreClosedError as error:
             if not self.patience.is_stopping:
                 logger.error("subscriber %s stops: %s", self.subscriber.id, error)
             self.patience.reason = str(error)
         finally:
-            if asyncio.current_task() is self._task:
+            if is_within(self._task):
                 await self._end()
 
-    def _start_again_later(self) -> None:
-        """Somebody cancelled the task, and nobody has told it to stop: a library, or a stray cancel()."""
-        error = asyncio.CancelledError("the task of the subscriber was cancelled from outside")
+    def _start_again_later(self, reason: str) -> None:
+        """Nobody has told the task to stop: a library has ended it, or a stray cancel()."""
+        error = asyncio.CancelledError(reason)
         logger.warning("subscriber %s: %s; it starts again", self.subscriber.id, error)
         self.patience.fail(error)
         # Later, and not at all where the event loop is about to end.

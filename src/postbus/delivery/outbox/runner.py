@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from postbus.delivery.attempts import describe_error
 from postbus.delivery.deliveries import LeftBehindError, PutOffError, describe_timeout, describe_undecodable
 from postbus.delivery.failures import Failed
 from postbus.delivery.handler_calls import HandlerCalls
@@ -81,16 +82,24 @@ class Runner:
             logger.warning("a handler of %s ended that was given up before", self._subscriber.id)
         except StoppedError:
             pass
+        except GeneratorExit as error:
+            if not watch.is_within_task or self.current is None:
+                raise
+            # What the handler waited for has failed with it, which closes the whole task up to here.
+            await self._fail(describe_error(error))
+            self.current = None
         finally:
             self._suspects.leave(self)
             watch.stop()
 
     async def give_up(self) -> None:
         """Write that the handler which runs has failed, although it goes on."""
+        await self._fail(f"{describe_timeout(self._subscriber.timeout)}, and goes on nevertheless")
+
+    async def _fail(self, error: str) -> None:
         claimed = self.current
         assert claimed is not None
         assert claimed.event is not None
-        error = f"{describe_timeout(self._subscriber.timeout)}, and goes on nevertheless"
         self._suspects.leave(self)
         with contextlib.suppress(StoppedError, StoreError):
             await self._settling.fail(claimed, claimed.event, Failed(error))

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import asyncpg
 
+from postbus.closing import is_closing
 from postbus.errors import SubscriberFencedError, TransactionEndedError, TransactionFailedError
 from postbus.events import (
     BatchOutcome,
@@ -181,12 +182,14 @@ class Batch:
             if inspect.isawaitable(result):
                 async with asyncio.timeout(self.timeout) as limit:
                     await result
-        except Exception as raised:
-            # A user's code ends here: whatever it raised is this event's.
-            error = raised
-        except asyncio.CancelledError as raised:
-            # Of something that the handler waited for, or else of ourselves.
-            if task.cancelling() > cancel_count:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as raised:
+            # A user's code ends here: whatever it raised is this event's, a cancellation of something that
+            # it waited for included. One of ourselves is not.
+            if is_closing(raised):
+                raise
+            if isinstance(raised, asyncio.CancelledError) and task.cancelling() > cancel_count:
                 raise
             error = raised
         # Also if it did not mind that it was cancelled, or has held up the event loop.
