@@ -6,6 +6,7 @@ import pytest
 
 from postbus import Event, EventBusShutdownError
 from postbus.testing import ManualClock
+from tests.delivery.exits import wait_for_a_task
 from tests.delivery.steps import BlockingHandler, FlakyHandler, begin, soon, start, until
 from tests.durable.steps import ID, Database, MakeBus, opened, publish_numbers
 
@@ -99,6 +100,31 @@ async def test_a_handler_that_waits_for_a_task_that_shuts_down_is_cut_off_at_the
     await second.start()
     await soon(second.idle())
 
+    assert handler.payloads == [1]
+
+
+async def test_a_handler_that_closes_its_task_meanwhile_holds_nothing_up(make_bus: MakeBus) -> None:
+    """Nobody starts the subscriber again; its event comes with the next start."""
+    bus, started, released = make_bus(), asyncio.Event(), asyncio.Event()
+
+    @bus.on("*", id=ID)
+    async def leave(event: Event) -> None:
+        started.set()
+        await released.wait()
+        await wait_for_a_task(event)
+
+    handle = bus.subscription(ID)
+    await publish_numbers(bus, 1)
+    await soon(started.wait())
+    stopping = await begin(bus.shutdown())
+    released.set()
+    await soon(stopping)
+    second, handler = make_bus(), FlakyHandler()
+    second.subscribe("*", handler, id=ID)
+    await second.start()
+    await soon(second.idle())
+
+    assert handle.state == "stopped"
     assert handler.payloads == [1]
 
 

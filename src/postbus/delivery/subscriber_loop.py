@@ -304,7 +304,8 @@ class SubscriberLoop:
                 raise
             if self._ownership is not None:
                 self._ownership.note_broken_off(describe_error(error))
-            self._start_again_later("what its handler waited for has closed the task of the subscriber")
+            if not self.patience.is_stopping:
+                self._start_again_later("what its handler waited for has closed the task of the subscriber")
         except StoreClosedError as error:
             if not self.patience.is_stopping:
                 logger.error("subscriber %s stops: %s", self.subscriber.id, error)
