@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -301,3 +301,29 @@ async def test_only_what_may_be_repeated_does_not_wait_for_the_disk(store: SQLit
 
     normal, full = 1, 2
     assert levels == [normal, full, full, full]
+
+
+async def test_new_events_wait_for_the_disk_and_marking_them_done_between_them_does_not(
+    store: SQLiteStore,
+) -> None:
+    """A mark that a power cut takes away means redelivery, and the next event takes it to the disk."""
+    statements: list[str] = []
+    await store.write(lambda connection: connection.set_trace_callback(statements.append))
+    async with asyncio.timeout(30):
+        while _levels(statements, "UPDATE events SET status = 'done'").count(1) < 2:
+            (number,) = await add(store, make_draft())
+            store.queue.finish(GlobalSequence(number or 0))
+        await add(store, make_draft())
+
+    assert set(_levels(statements, "INSERT INTO events")) == {2}
+
+
+def _levels(statements: Sequence[str], beginning: str) -> list[int]:
+    """The setting of synchronous under which each statement that begins like this was run."""
+    level, found = 2, list[int]()
+    for statement in list(statements):
+        if statement.startswith("PRAGMA synchronous = "):
+            level = int(statement[-1])
+        elif statement.startswith(beginning):
+            found.append(level)
+    return found

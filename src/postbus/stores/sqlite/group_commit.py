@@ -52,6 +52,38 @@ class GroupCommit:
         """The writing connection; another one after a handler has closed it."""
         return self._connection
 
+    def insert(self, jobs: Sequence[Job]) -> bool:
+        """Store new events by one statement that is its own transaction; False: nothing is written.
+
+        Then write() does it, or tells what is wrong: others are in the way or have used the numbers,
+        the connection is closed, or the jobs are more than plain events.
+        """
+        inserts = _as_one_insert(jobs)
+        if not inserts:
+            return False
+        try:
+            self._wait_for_disk(True)
+            is_written = self._insert(inserts)
+        except Exception:
+            return False
+        if is_written:
+            self._count_pages(self._last_sequence - self.head)
+            self.head = self._last_sequence
+        return is_written
+
+    def finish(self, finished: Sequence[GlobalSequence]) -> bool:
+        """Mark events done by one statement that does not wait for the disk; False: nothing is written.
+
+        The next commit that waits takes it there. If the power fails before, they are delivered again.
+        """
+        try:
+            self._wait_for_disk(False)
+            self._finish(finished)
+        except sqlite3.Error:
+            return False
+        self._count_pages(len(finished))
+        return True
+
     def write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> bool:
         """Write all jobs, each of which learns its error, and the finished; whether the latter are written.
 
@@ -129,21 +161,14 @@ class GroupCommit:
             if is_closed(self._connection):
                 # A handler did it.
                 self._connection = self._open()
+            self._wait_for_disk(bool(finished) or not jobs or any(map(_needs_disk, jobs)))
             try:
-                self._write(jobs, finished)
+                self._write_together(jobs, finished)
                 return
             except TransactionLostError:
                 # All that was written is undone, so it is written once more; each time the job that
                 # lost it does less, until it does nothing that can fail.
                 continue
-
-    def _write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
-        self._pages_since_checkpoint += _PAGES_PER_COMMIT
-        inserts = _as_one_insert(jobs)
-        self._wait_for_disk(bool(inserts or finished) or not jobs or any(map(_needs_disk, jobs)))
-        is_one_statement = not finished if inserts else not jobs and bool(finished)
-        if not is_one_statement or not self._write_at_once(inserts, finished):
-            self._write_together(jobs, inserts, finished)
 
     def _wait_for_disk(self, is_waiting: bool) -> None:
         """What is committed without waiting is on disk with the next commit that waits."""
@@ -153,11 +178,10 @@ class GroupCommit:
             self._connection.execute(f"PRAGMA synchronous = {level}")
             self._present_level = level
 
-    def _write_together(
-        self, jobs: Sequence[Job], inserts: Sequence[Insert], finished: Sequence[GlobalSequence]
-    ) -> None:
+    def _write_together(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
         self._begin()
         try:
+            inserts = _as_one_insert(jobs)
             changes_before = self._connection.total_changes
             self._finish(finished)
             if inserts:
@@ -169,8 +193,7 @@ class GroupCommit:
             else:
                 self._write_jobs(jobs)
             self._connection.execute(_QUERIES["commit"])
-            changes = self._connection.total_changes - changes_before
-            self._pages_since_checkpoint += changes * _PAGES_PER_CHANGE
+            self._count_pages(self._connection.total_changes - changes_before)
         except BaseException:
             # SQLite has rolled back by itself after some errors.
             if not is_closed(self._connection) and self._connection.in_transaction:
@@ -193,18 +216,8 @@ class GroupCommit:
             # They may have stored events too.
             self._last_sequence = read_head(self._connection)
 
-    def _write_at_once(self, inserts: Sequence[Insert], finished: Sequence[GlobalSequence]) -> bool:
-        """One statement that is its own transaction; whether the numbers were free and no one in the way."""
-        try:
-            self._finish(finished)
-            is_written = not inserts or self._insert(inserts)
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-                return False
-            raise
-        change_count = len(finished) + sum([len(job.drafts) for job in inserts])
-        self._pages_since_checkpoint += change_count * _PAGES_PER_CHANGE
-        return is_written
+    def _count_pages(self, change_count: int) -> None:
+        self._pages_since_checkpoint += _PAGES_PER_COMMIT + change_count * _PAGES_PER_CHANGE
 
     def _begin(self) -> None:
         patiently(self._begin_at_once, self.closing)

@@ -272,8 +272,10 @@ class Writer:
             self._taken.set()
         # New events alone are one statement; with those that are finished they would be a transaction of
         # several. So these go after them, now and then, when no publisher waits for it.
-        goes_alone = bool(jobs) and all(isinstance(job, Insert) for job in jobs)
-        self._commit_all(jobs, [] if goes_alone else self._take_finished())
+        goes_alone = self._commit.insert(jobs)
+        if not goes_alone:
+            goes_alone = bool(jobs) and all(isinstance(job, Insert) for job in jobs)
+            self._commit_all(jobs, [] if goes_alone else self._take_finished())
         head = self._commit.head
         if jobs:
             self._written_count += 1
@@ -284,7 +286,9 @@ class Writer:
         if goes_alone and self._finished and time.monotonic() - self._finished_at >= _FINISH_DELAY:
             # Set before they are taken: whoever finds none waiting sees that they are not written yet.
             self._is_finishing = True
-            self._commit_all([], self._take_finished())
+            finished = self._take_finished()
+            if not self._commit.finish(finished):
+                self._commit_all([], finished)
             self._is_finishing = False
 
     def _take_finished(self) -> list[GlobalSequence]:
