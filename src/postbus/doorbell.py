@@ -7,6 +7,7 @@ of the GIL and must win it back from the very thread that has called. A counter 
 import asyncio
 import contextlib
 import contextvars
+import functools
 import os
 import threading
 from collections import deque
@@ -32,7 +33,7 @@ class Doorbell:
         """Have the loop call this soon, outside of tasks and contexts; in vain if it is closed."""
         if self._loop.is_closed():
             return
-        self._calls.append(lambda: callback(*args))
+        self._calls.append(functools.partial(callback, *args))
         with self._guard:
             if self._counter is not None:
                 os.eventfd_write(self._counter, 1)

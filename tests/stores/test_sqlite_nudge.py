@@ -34,8 +34,8 @@ async def test_a_thread_that_waits_for_its_disk_holds_the_loop_up_less_and_less(
 
     def is_trusted() -> bool:
         # Whatever it tells is heard at once, so that the next nudge waits for news again.
-        while nudge._heard_count < nudge._news_count:
-            nudge.hear()
+        while nudge.heard_count < nudge._news_count:
+            nudge.heard_count += 1
         return nudge._wait == _NUDGE_AFTER
 
     thread = threading.Thread(target=tell)

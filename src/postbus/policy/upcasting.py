@@ -28,7 +28,8 @@ class Upcasters:
     """
 
     def __init__(self) -> None:
-        self._steps: dict[str, dict[int, Upcaster]] = {}
+        self.steps: dict[str, dict[int, Upcaster]] = {}
+        """By event type and the version from which they lead on."""
 
     def register(self, event_type: str, from_version: int, upcaster: Upcaster) -> None:
         """From now on *upcaster* takes the payload of version *from_version* to the next one.
@@ -41,7 +42,7 @@ class Upcasters:
         name = f"upcaster of {checked_type} from version {from_version}"
         if not callable(upcaster) or inspect.iscoroutinefunction(upcaster):
             raise InvalidConfigError(name, upcaster, "a plain function of the payload")
-        steps = self._steps.setdefault(checked_type, {})
+        steps = self.steps.setdefault(checked_type, {})
         if from_version in steps:
             raise InvalidConfigError(name, upcaster, "no second one: this step has an upcaster already")
         steps[from_version] = upcaster
@@ -49,7 +50,7 @@ class Upcasters:
     @property
     def are_none(self) -> bool:
         """Whether no upcaster is registered."""
-        return not self._steps
+        return not self.steps
 
     def upcast(self, event: Event) -> Event:
         """The event as of the last version that its upcasters lead to; UpcastError if one of them fails.
@@ -57,7 +58,7 @@ class Upcasters:
         An event that was stored without a version is of version 1. Of a purged event there is no
         payload to take along, only its version.
         """
-        steps = self._steps.get(event.type)
+        steps = self.steps.get(event.type)
         if steps is None:
             return event
         stored_version = 1 if event.schema_version is None else event.schema_version

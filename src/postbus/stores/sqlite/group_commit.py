@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from postbus.errors import StoreBusyError, StoreError, StoreFullError, StoreReadOnlyError
-from postbus.events import GlobalSequence
+from postbus.events import Draft, GlobalSequence
 from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.connection import is_closed, patiently, translate, translated_errors
@@ -58,18 +58,22 @@ class GroupCommit:
         Then write() does it, or tells what is wrong: others are in the way or have used the numbers,
         the connection is closed, or the jobs are more than plain events.
         """
-        inserts = _as_one_insert(jobs)
-        if not inserts:
+        # Few calls: for a lone publisher, after whose last event the processor has turned to other things,
+        # each of them takes a microsecond.
+        drafts = _plain_drafts(jobs)
+        if not drafts:
             return False
         try:
-            self._wait_for_disk(True)
-            is_written = self._insert(inserts)
+            if self._present_level != self._level:
+                self._wait_for_disk(True)
+            if not write_group(self._connection, self._last_sequence, drafts):
+                return False
         except Exception:
             return False
-        if is_written:
-            self._count_pages(self._last_sequence - self.head)
-            self.head = self._last_sequence
-        return is_written
+        self._give_numbers(jobs)
+        self._pages_since_checkpoint += _PAGES_PER_COMMIT + len(drafts) * _PAGES_PER_CHANGE
+        self.head = self._last_sequence
+        return True
 
     def finish(self, finished: Sequence[GlobalSequence]) -> bool:
         """Mark events done by one statement that does not wait for the disk; False: nothing is written.
@@ -81,7 +85,7 @@ class GroupCommit:
             self._finish(finished)
         except sqlite3.Error:
             return False
-        self._count_pages(len(finished))
+        self._pages_since_checkpoint += _PAGES_PER_COMMIT + len(finished) * _PAGES_PER_CHANGE
         return True
 
     def write(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> bool:
@@ -181,19 +185,21 @@ class GroupCommit:
     def _write_together(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
         self._begin()
         try:
-            inserts = _as_one_insert(jobs)
+            drafts = _plain_drafts(jobs)
             changes_before = self._connection.total_changes
             self._finish(finished)
-            if inserts:
+            if drafts:
                 self._last_sequence = read_head(self._connection)
-                if not self._insert(inserts):
+                if not write_group(self._connection, self._last_sequence, drafts):
                     raise StoreError(
                         f"{self._path} took no event; nothing was stored; does a trigger ignore it?"
                     )
+                self._give_numbers(jobs)
             else:
                 self._write_jobs(jobs)
             self._connection.execute(_QUERIES["commit"])
-            self._count_pages(self._connection.total_changes - changes_before)
+            changes = self._connection.total_changes - changes_before
+            self._pages_since_checkpoint += _PAGES_PER_COMMIT + changes * _PAGES_PER_CHANGE
         except BaseException:
             # SQLite has rolled back by itself after some errors.
             if not is_closed(self._connection) and self._connection.in_transaction:
@@ -216,9 +222,6 @@ class GroupCommit:
             # They may have stored events too.
             self._last_sequence = read_head(self._connection)
 
-    def _count_pages(self, change_count: int) -> None:
-        self._pages_since_checkpoint += _PAGES_PER_COMMIT + change_count * _PAGES_PER_CHANGE
-
     def _begin(self) -> None:
         patiently(self._begin_at_once, self.closing)
 
@@ -226,16 +229,12 @@ class GroupCommit:
         with translated_errors(self._path):
             self._connection.execute(_QUERIES["begin"])
 
-    def _insert(self, inserts: Sequence[Insert]) -> bool:
-        drafts = [draft for job in inserts for draft in job.drafts]
-        if not write_group(self._connection, self._last_sequence, drafts):
-            return False
-        next_sequence = self._last_sequence + 1
-        for job in inserts:
-            job.sequences = range(next_sequence, next_sequence + len(job.drafts))
-            next_sequence += len(job.drafts)
-        self._last_sequence += len(drafts)
-        return True
+    def _give_numbers(self, jobs: Sequence[Job]) -> None:
+        """Their drafts were stored one after the other, after the last number."""
+        for job in jobs:
+            if isinstance(job, Insert):
+                first, self._last_sequence = self._last_sequence + 1, self._last_sequence + len(job.drafts)
+                job.sequences = range(first, self._last_sequence + 1)
 
     def _finish(self, finished: Sequence[GlobalSequence]) -> None:
         if not finished:
@@ -247,17 +246,16 @@ class GroupCommit:
             self._connection.execute(_QUERIES["finish_events"], (now, sequences_to_json(finished)))
 
 
-def _as_one_insert(jobs: Sequence[Job]) -> list[Insert]:
-    """The jobs, if all of them fit into one statement."""
-    inserts: list[Insert] = []
-    count = size = 0
+def _plain_drafts(jobs: Sequence[Job]) -> list[Draft]:
+    """What the jobs are to store, if that is all they do and fits into one statement."""
+    drafts: list[Draft] = []
+    size = 0
     for job in jobs:
         if not isinstance(job, Insert) or not job.is_plain:
             return []
-        inserts.append(job)
-        count += len(job.drafts)
+        drafts += job.drafts
         size += job.size
-    return inserts if 0 < count <= MOST_EVENTS and size <= LARGEST_STATEMENT else []
+    return drafts if len(drafts) <= MOST_EVENTS and size <= LARGEST_STATEMENT else []
 
 
 def _needs_disk(job: Job) -> bool:

@@ -27,17 +27,18 @@ def write_group(connection: sqlite3.Connection, last_sequence: int, drafts: Sequ
         values += (
             sequence, event_id, event_type, payload, status or _NONE, metadata or _NONE, created_at
         )  # fmt: skip
-    row_count = _count_rows(len(drafts))
-    values += (_NONE,) * (_VALUES_PER_EVENT * (row_count - len(drafts)))
+    statement, room = _statement_for(len(drafts))
+    values += room
     values.append(last_sequence)
-    return connection.execute(_statement(row_count), values).rowcount == len(drafts)
+    return connection.execute(statement, values).rowcount == len(drafts)
 
 
-def _count_rows(event_count: int) -> int:
-    if event_count == 1:
-        return 1
-    step = _SMALL_STEP if event_count <= _LARGE_STEP else _LARGE_STEP
-    return event_count + -event_count % step
+@functools.cache
+def _statement_for(event_count: int) -> tuple[str, Sequence[int]]:
+    """The statement for so many events, and the values of the room that they leave empty."""
+    step = 1 if event_count == 1 else _SMALL_STEP if event_count <= _LARGE_STEP else _LARGE_STEP
+    empty_count = -event_count % step
+    return _statement(event_count + empty_count), (_NONE,) * (_VALUES_PER_EVENT * empty_count)
 
 
 @functools.cache

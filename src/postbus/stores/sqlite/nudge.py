@@ -31,7 +31,9 @@ class Nudge:
         # Setting an Event costs more than asking whether anybody waits for it.
         self._is_nudging = False
         self._news = threading.Event()
-        self._news_count = self._heard_count = 0
+        self._news_count = 0
+        self.heard_count = 0
+        """How much of what the thread has told the loop has got."""
 
     def arm(self) -> None:
         """The loop waits for the thread from now on."""
@@ -39,10 +41,6 @@ class Nudge:
             self.is_armed = True
             self._armed_with = (time.monotonic(), time.thread_time())
             self._loop.call_later(self._wait, self._nudge)
-
-    def hear(self) -> None:
-        """The loop has got what the thread told."""
-        self._heard_count += 1
 
     def tell(self) -> None:
         """The thread has something for the loop; called in the thread."""
@@ -56,7 +54,7 @@ class Nudge:
             return
         armed_at, worked_before = self._armed_with
         worked = time.thread_time() - worked_before
-        has_news = self._news_count != self._heard_count
+        has_news = self._news_count != self.heard_count
         if not has_news and worked > _BUSY_SHARE * (time.monotonic() - armed_at):
             self._news.clear()
             self._is_nudging = True

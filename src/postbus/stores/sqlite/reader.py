@@ -88,7 +88,7 @@ class Reader:
 
     def _settle(self, query: _Query[object]) -> None:
         self._unanswered_count -= 1
-        self._nudge.hear()
+        self._nudge.heard_count += 1
         query.settle()
 
     def _closed_error(self) -> StoreClosedError:

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import NoReturn, Self, TypeVar, cast
 
 from postbus.clock import SystemClock
 from postbus.doorbell import Doorbell
@@ -70,6 +70,9 @@ class SQLiteStore(UserCalls):
         self._opening = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
         self._writer: Writer | None = None
+        self._closed = cast(Writer, _ClosedWriter(self.path))
+        self.writer = self._closed
+        """The writing thread of an open store. An attribute: every event asks for it twice."""
         self._reader: Reader | None = None
         self._commit: GroupCommit | None = None
         self._bell: Doorbell | None = None
@@ -97,7 +100,7 @@ class SQLiteStore(UserCalls):
                 self._commit = commit = await self._connect()
                 self.backlog.begin_watching(lambda: commit.connection)
                 self._bell = bell = Doorbell(asyncio.get_running_loop())
-                self._writer = Writer(
+                self.writer = self._writer = Writer(
                     self.path,
                     commit,
                     tick=self.backlog.look,
@@ -146,13 +149,6 @@ class SQLiteStore(UserCalls):
         await self.close()
 
     # What the ports need.
-
-    @property
-    def writer(self) -> Writer:
-        """The writing thread of an open store."""
-        if self._writer is None:
-            raise StoreClosedError(f"the store on {self.path} is closed; await store.open() first")
-        return self._writer
 
     @property
     def known_head(self) -> int:
@@ -242,7 +238,7 @@ class SQLiteStore(UserCalls):
         if os.getpid() != self._process:
             # A forked child has neither the threads nor a right to the connections, not even to close them.
             return
-        writer, self._writer = self._writer, None
+        writer, self._writer, self.writer = self._writer, None, self._closed
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
@@ -251,6 +247,16 @@ class SQLiteStore(UserCalls):
         self._wake_ups.close()
         self.subscriber_locks.release_all()
         self.dispatch_lock.release()
+
+
+class _ClosedWriter:
+    """In the place of a Writer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise StoreClosedError(f"the store on {self._path} is closed; await store.open() first")
 
 
 def _close_unwanted(opening: "asyncio.Future[GroupCommit]") -> None:

@@ -212,7 +212,7 @@ class Writer:
 
     def _settle(self, jobs: Sequence[Job], head: int) -> None:
         self._unsettled -= len(jobs)
-        self._nudge.hear()
+        self._nudge.heard_count += 1
         if head != self._told_head:
             self._told_head = head
             self._on_growth()
