@@ -119,7 +119,7 @@ def _report(runs: Sequence[Run], options: argparse.Namespace) -> int:
     if options.markdown:
         options.markdown.write_text(markdown_report(described, results, judgements), "utf-8")
     if options.docs:
-        write_page(options.docs, runs)
+        write_page(options.docs, runs, [read_run(path) for path in options.elsewhere])
     if options.record:
         write_recorded(options.record, described, results)
     return exit_code(results, judgements, is_strict=options.strict)

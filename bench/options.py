@@ -59,6 +59,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="measure nothing, report what --json has written; several files are shown as repeated runs",
     )  # fmt: skip
     parser.add_argument(
+        "--elsewhere", type=Path, action="append", default=[], metavar="FILE",
+        help="with --docs: a run on another disk that --json has written; its goals are shown beside",
+    )  # fmt: skip
+    parser.add_argument(
         "--record", type=Path, nargs="?", const=RECORDED, metavar="FILE",
         help="measure the ratios against the raw driver and record them; with --from: those of a run",
     )  # fmt: skip
@@ -73,6 +77,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.saved or options.record or options.docs or options.json or options.markdown
     ):
         parser.error("--check only compares: it reads no earlier run and writes nothing")
+    if options.elsewhere and not options.docs:
+        parser.error("--elsewhere is for the page: say with --docs where that is to be")
     if options.saved and options.only:
         parser.error("--from reports whole runs: leave out --only")
     _choose_rows(options)

@@ -27,7 +27,7 @@ from postbus.ops.bench.postgres.catch_up import (
 from postbus.ops.bench.postgres.filling import fill
 from postbus.ops.bench.postgres.sessions import Session, ask
 
-_SLOW_COUNT = 5_000
+_SLOW_COUNT = 20_000
 
 
 async def read_payload(event: Event[dict[str, Any]]) -> None:
@@ -96,7 +96,9 @@ WORKLOAD = Workload(
             partial(raw.commit_checkpoints, synchronous_commit="off"),
         ),
         _peer("eventsourcing", "subscription, no checkpoint", "eventsourcing", "deliver", 50_000),
-        _peer("eventsourcing-tracked", "runner, position tracked", "eventsourcing", "deliver_tracked", 2_000),
+        _peer(
+            "eventsourcing-tracked", "runner, position tracked", "eventsourcing", "deliver_tracked", 10_000
+        ),
         _peer("pgqueuer-1000", "batches of 1000", "pgqueuer", "deliver", 20_000, batch_size=1_000),
         _peer("pgqueuer-100", "batches of 100", "pgqueuer", "deliver", 20_000, batch_size=100),
         _peer("procrastinate", "worker", "procrastinate", "deliver", 500),

@@ -28,9 +28,13 @@ def run_of(date: str = "2026-01-01", **outcomes: Sequence[Outcome]) -> Run:
 
 
 def page_of(
-    folder: Path, *runs: Run, goals: Sequence[Goal] = (), limits: Mapping[str, Limit] | None = None
+    folder: Path,
+    *runs: Run,
+    elsewhere: Sequence[Run] = (),
+    goals: Sequence[Goal] = (),
+    limits: Mapping[str, Limit] | None = None,
 ) -> str:
-    write_page(folder, runs, goals, limits or {}, CATALOGUE)
+    write_page(folder, runs, elsewhere, goals, limits or {}, CATALOGUE)
     return (folder / "benchmarks.md").read_text("utf-8")
 
 
@@ -76,6 +80,24 @@ def test_a_limit_is_shown_by_figures_of_the_run_at_hand(tmp_path: Path) -> None:
     page = page_of(tmp_path, run, goals=[goal(at_least=60)], limits={"a goal": limit})
 
     assert "- **a goal** (≥ 60): the disk; work/peer ÷ raw: 0.750 (0.700 … 0.800)\n" in page
+
+
+def test_goals_of_a_run_on_another_disk_are_judged_by_themselves(tmp_path: Path) -> None:
+    """They change no verdict of the page; what was not measured there is left out."""
+    here = Run({"files in": "here"}, results_of(ours=[sample(50.0)], raw=[sample(100.0)]))
+    there = Run({"files in": "there"}, results_of(ours=[sample(40.0), sample(45.0)], raw=[sample(50.0)] * 2))
+    goals = [goal(against="raw", at_least=0.6), goal(against="peer", at_least=1)]
+    page = page_of(tmp_path, here, elsewhere=[there], goals=goals)
+
+    assert "0 reached, 1 missed, 1 not measured." in page
+    _, _, beside = page.partition("### On another disk")
+    table, _, _ = beside.partition("## work")
+    assert [line for line in table.splitlines() if line.startswith("|")] == [
+        "| goal | bar | files in here | files in there | lowest … highest | verdict there |",
+        "|---|---:|---:|---:|---:|---|",
+        "| a goal | ≥ 0.6 | 0.500 | 0.850 | 0.800 … 0.900 | ✓ reached |",
+    ]
+    assert "On another disk" not in page_of(tmp_path, here, goals=goals)
 
 
 def test_a_goal_that_was_not_measured_stays_on_the_page(tmp_path: Path) -> None:
@@ -221,6 +243,7 @@ def test_the_command_makes_the_page_and_the_record_again_from_a_file(tmp_path: P
         (["--check", "--docs", "docs"], "--check only compares"),
         (["--from", "out.json", "--only", "batch"], "--from reports whole runs"),
         (["--from", "nothing.json"], "nothing.json can't be read"),
+        (["--elsewhere", "out.json"], "--elsewhere is for the page"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(arguments: list[str], words: str) -> None:

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 _QUIET_LOAD = 0.5
+# What SQLite writes with one event.
+_COMMIT_SIZE = 4 * 4096
 
 
 def describe(packages: Sequence[str]) -> dict[str, str]:
@@ -29,7 +31,8 @@ def describe(packages: Sequence[str]) -> dict[str, str]:
 
 def describe_folder(base: Path) -> str:
     """On what kind of disk the files are, and what it takes to have something there."""
-    return f"{_file_system(base)}, fdatasync {_fdatasync_ms(base):.2f} ms"
+    kind, device = _file_system(base)
+    return f"{kind} on {device}, fdatasync {_fdatasync_ms(base):.2f} ms"
 
 
 def load() -> str:
@@ -44,7 +47,7 @@ def is_busy() -> bool:
 
 def is_in_memory(base: Path) -> bool:
     """Whether files there never reach a disk, so that durability costs nothing."""
-    return _file_system(base) in ("tmpfs", "ramfs")
+    return _file_system(base)[0] in ("tmpfs", "ramfs")
 
 
 def _core_count() -> int:
@@ -67,26 +70,29 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def _file_system(base: Path) -> str:
+def _file_system(base: Path) -> tuple[str, str]:
+    """Its kind, and the name of its device."""
     mounts = Path("/proc/self/mounts")
-    if not mounts.exists():
-        return "file system not known"
-    resolved, best, kind = base.resolve(), Path(), "file system not known"
-    for line in mounts.read_text("utf-8").splitlines():
-        point, found = line.split()[1:3]
+    resolved, best, found = base.resolve(), Path(), ("file system not known", "device not known")
+    for line in mounts.read_text("utf-8").splitlines() if mounts.exists() else ():
+        device, point, kind = line.split()[:3]
         if resolved.is_relative_to(point) and len(point) >= len(str(best)):
-            best, kind = Path(point), found
-    return kind
+            best, found = Path(point), (kind, Path(device).name)
+    return found
 
 
 def _fdatasync_ms(base: Path, count: int = 30) -> float:
-    """The median of writing and syncing one page: the floor under every commit."""
+    """The median of writing four pages anew and syncing them: the floor under every commit."""
     path = base / f"postbus-bench-{os.getpid()}.sync"
     times: list[float] = []
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        for _ in range(count):
-            os.write(file, b"x" * 4096)
+        # As a log that is used again and again: to make a file longer takes more than to write in it.
+        for number in range(count):
+            os.pwrite(file, b"x" * _COMMIT_SIZE, number * _COMMIT_SIZE)
+        os.fsync(file)
+        for number in range(count):
+            os.pwrite(file, b"y" * _COMMIT_SIZE, number * _COMMIT_SIZE)
             before = time.perf_counter()
             getattr(os, "fdatasync", os.fsync)(file)
             times.append(time.perf_counter() - before)
