@@ -42,6 +42,7 @@ PostbusError
     ├── StoreBusyError         another process held the database for too long
     ├── StoreFullError         the disk is full: nothing was stored
     ├── StoreReadOnlyError     the file, its folder or its filesystem can't be written
+    ├── FileReplacedError      the file was deleted or replaced while it was open
     ├── NotADatabaseError      the path is no SQLite database
     ├── SchemaTooNewError      the file was written by a newer postbus
     └── DuplicateEventIdError  the id factory gave an id that is taken
@@ -401,6 +402,13 @@ class StoreFullError(StoreError):
 
 class StoreReadOnlyError(StoreError):
     """The file, its folder or its filesystem can't be written by this process."""
+
+
+class FileReplacedError(StoreError):
+    """The file, or one beside it, was deleted or replaced while it was open: nothing was stored.
+
+    Shut down, which saves what can be saved, see that the file is the right one, and start again.
+    """
 
 
 class NotADatabaseError(StoreError):

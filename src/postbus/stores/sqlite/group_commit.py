@@ -1,12 +1,13 @@
 """Writes a group of jobs in one transaction. Runs in the writer's thread."""
 
 import contextlib
+import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from postbus.errors import StoreBusyError, StoreError, StoreFullError, StoreReadOnlyError
+from postbus.errors import FileReplacedError, StoreBusyError, StoreError, StoreFullError, StoreReadOnlyError
 from postbus.events import Draft, GlobalSequence
 from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
@@ -16,12 +17,15 @@ from postbus.stores.sqlite.group_statement import MOST_EVENTS, write_group
 from postbus.stores.sqlite.inserting import LARGEST_STATEMENT, insert_events
 from postbus.stores.sqlite.jobs import Call, Insert, Job, TransactionLostError
 from postbus.stores.sqlite.log_pages import read_head
+from postbus.stores.sqlite.opened_files import OpenedFiles
 from postbus.stores.sqlite.rows import moment_to_text, sequences_to_json
+
+logger = logging.getLogger("postbus")
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
 # What is no single job's fault.
-_CONCERNS_ALL = (StoreBusyError, StoreFullError, StoreReadOnlyError)
+_CONCERNS_ALL = (FileReplacedError, StoreBusyError, StoreFullError, StoreReadOnlyError)
 # After about so many pages the log is copied into the database file: in a long log look-ups are slow.
 _CHECKPOINT_PAGES = 2_000
 _LONGEST_LOG = 8_000
@@ -43,6 +47,7 @@ class GroupCommit:
         self._turn = FileDispatchLock(path)
         self.closing = threading.Event()
         self._last_sequence = self._level = self._present_level = 0
+        self._replaced: str | None = None
         self._connection = self._open()
         self.head = self._last_sequence
         """The last number of which this process knows that it is durable; read by other threads too."""
@@ -61,7 +66,7 @@ class GroupCommit:
         # Few calls: for a lone publisher, after whose last event the processor has turned to other things,
         # each of them takes a microsecond.
         drafts = _plain_drafts(jobs)
-        if not drafts:
+        if not drafts or self._replaced is not None:
             return False
         try:
             if self._present_level != self._level:
@@ -80,6 +85,8 @@ class GroupCommit:
 
         The next commit that waits takes it there. If the power fails before, they are delivered again.
         """
+        if self._replaced is not None:
+            return False
         try:
             self._wait_for_disk(False)
             self._finish(finished)
@@ -126,6 +133,18 @@ class GroupCommit:
                     self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         self._turn.release()
 
+    def look_for_files(self) -> None:
+        """Store nothing more once the database or a file beside it was deleted or replaced."""
+        # With the last connection SQLite itself deletes those beside it.
+        if is_closed(self._connection):
+            return
+        if self._replaced is None and (path := self._files.find_replaced()) is not None:
+            self._replaced = (
+                f"{path} was deleted or replaced while {self._path} was open; nothing more is stored in it; "
+                "shut down, which saves what can be saved, see to the file and start again"
+            )
+            logger.error("%s", self._replaced)
+
     def note_foreign_commits(self, commit_count: int) -> None:
         """Others have written, about so many times, and leave the checkpoints to us."""
         self._pages_since_checkpoint += _PAGES_PER_COMMIT * commit_count
@@ -155,6 +174,7 @@ class GroupCommit:
                 self._last_sequence = read_head(connection)
                 (self._level,) = connection.execute("PRAGMA synchronous").fetchone()
                 self._present_level = self._level
+            self._files = OpenedFiles(self._path)
         except BaseException:
             connection.close()
             raise
@@ -162,6 +182,8 @@ class GroupCommit:
 
     def _write_until_kept(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
         while True:
+            if self._replaced is not None:
+                raise FileReplacedError(self._replaced)
             if is_closed(self._connection):
                 # A handler did it.
                 self._connection = self._open()

@@ -245,6 +245,7 @@ class Writer:
         self._commit.close()
 
     def _look(self, commit_count: int) -> None:
+        self._commit.look_for_files()
         if self._tick():
             self._commit.note_foreign_commits(commit_count)
             self._bell.ring(self._on_growth)
