@@ -11,6 +11,7 @@ from postbus import (
     EventBus,
     InMemoryStore,
     InvalidConfigError,
+    InvalidHandlerError,
     InvalidObserverError,
     Projection,
     ReliableDeliveryConfig,
@@ -126,6 +127,13 @@ class TestObservers:
     def test_another_id_is_refused(self, make_bus: MakeBus) -> None:
         with pytest.raises(InvalidConfigError, match="the observer's own, which is 'mail'"):
             make_bus().subscribe("*", Listener(), id="other")
+
+    def test_one_without_an_id_is_told_that_it_needs_one(self, make_bus: MakeBus) -> None:
+        class Nameless:
+            async def on_event(self, event: Event) -> None: ...
+
+        with pytest.raises(InvalidHandlerError, match="subscriber_id"):
+            make_bus().subscribe("*", Nameless(), id=ID)  # type: ignore[arg-type]
 
     async def test_a_plain_on_event_runs_in_a_thread(self, make_bus: MakeBus) -> None:
         class Plain:

@@ -100,6 +100,20 @@ async def test_info_advisory_lock_not_acquired_for_subscriber(
             )
 
 
+async def test_info_advisory_lock_released_on_shutdown(
+    postgres_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and not by one who never had it."""
+    async with running(postgres_dsn) as first:
+        await soon(lambda: first.subscription(ID).state == "live")
+        async with running(postgres_dsn) as second:
+            await soon(lambda: second.subscription(ID).state == "standby")
+        before = lines(caplog, logging.INFO).count(f"subscriber {ID} is active here no more")
+    after = lines(caplog, logging.INFO).count(f"subscriber {ID} is active here no more")
+
+    assert (before, after) == (0, 1)
+
+
 async def test_advisory_lock_released_on_failover(
     postgres_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -512,6 +512,11 @@ class SubscriberLoop:
         if self._has_lock:
             self._has_lock = False
             self._store.subscriber_locks.release(self.subscriber.id)
+            logger.info(
+                "subscriber %s is active here no more",
+                self.subscriber.id,
+                extra={"subscriber_id": self.subscriber.id},
+            )
 
     def _go_on_without_handler(self) -> None:
         """The task is stuck in a handler that will not end: another one takes over."""

@@ -104,9 +104,10 @@ def is_async_handler(handler: Handler) -> bool:
 def check_handler(handler: object) -> Handler:
     """Refuse what can't be called with one event."""
     if not callable(handler):
-        raise InvalidHandlerError(
-            f"handler {handler!r} can't be called; expected a function that takes one event"
-        )
+        expected = "a function that takes one event"
+        if hasattr(handler, "on_event"):
+            expected += ", or an observer, which has a subscriber_id too"
+        raise InvalidHandlerError(f"handler {handler!r} can't be called; expected {expected}")
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise InvalidHandlerError(
             f"handler {getattr(handler, '__qualname__', handler)!s} is a generator, whose body never runs; "
