@@ -24,7 +24,7 @@ configuration, measured side by side on one machine: a round runs each row once,
 round another row goes first. Figures are medians over the rounds, with the lowest and the highest. Ratios (÷)
 are taken round by round, because absolute figures move with the machine, and ratios much less. The durability
 beside a row is what the database reported, and holds for events. What only means redelivery if the power
-fails is written without waiting for the disk: batched checkpoints, of the raw rows too, and in SQLite the mark
+fails is written without waiting for the disk: batched checkpoints, of raw rows too, and in SQLite the mark
 that an event is done, which the next event takes there. [How it is measured](../bench/README.md).
 
 This page is made by `python -m bench --docs docs`; changes by hand are lost."""
