@@ -5,7 +5,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -220,9 +220,9 @@ class CheckpointWriter:
         self._event_id = events[-1].id
         self._note_written(self._advance.position)
 
-    async def write(self) -> None:
+    def write(self) -> Awaitable[None]:
         """Write what was processed, if there is anything. StoppedError, SubscriberFencedError."""
-        await self._save(self._plain_progress)
+        return self._save(self._plain_progress)
 
     def write_beside(self) -> None:
         """Write in a task of its own, if none is at it already. An error is met by the next write."""
@@ -338,7 +338,8 @@ class CheckpointWriter:
             if self._is_at_work:
                 self._ring_later(began_at)
             self._note_written(reached)
-        logger.debug("checkpoint of %s is at %d", self._subscriber_id, self.written)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("checkpoint of %s is at %d", self._subscriber_id, self.written)
 
     async def _save_once(self, progress: Progress) -> None:
         self._is_uncertain = False

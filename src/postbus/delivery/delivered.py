@@ -18,7 +18,7 @@ class Delivered:
     @property
     def is_as_stored(self) -> bool:
         """Whether the handler gets every event just as it is in the log."""
-        return self._payload_type is None and self._upcasters.are_none
+        return self._payload_type is None and not self._upcasters.steps
 
     def of(self, event: Event) -> Any:
         """What to call the handler with."""

@@ -47,11 +47,6 @@ class Upcasters:
             raise InvalidConfigError(name, upcaster, "no second one: this step has an upcaster already")
         steps[from_version] = upcaster
 
-    @property
-    def are_none(self) -> bool:
-        """Whether no upcaster is registered."""
-        return not self.steps
-
     def upcast(self, event: Event) -> Event:
         """The event as of the last version that its upcasters lead to; UpcastError if one of them fails.
 

@@ -29,7 +29,7 @@ from postbus.stores.postgres.pool import (
 from postbus.stores.postgres.schema_name import quoted_schema
 from postbus.stores.postgres.session import Session
 from postbus.stores.postgres.soundness import check_sound
-from postbus.stores.postgres.translation import translated
+from postbus.stores.postgres.translation import translate, translated
 
 _PACKAGE = "postbus.stores.postgres"
 # Handlers keep their connection for long; so many stay for publishers and readers.
@@ -171,8 +171,13 @@ class Database:
         if not self._is_open or asyncio.get_running_loop() is not self._loop or os.getpid() != self._process:
             await self.ensure_open()
         assert self._pool is not None
-        with translated():
+        # For every statement: a block that translates would be three calls more.
+        try:
             return self._pool, await self._pool.acquire()
+        except Exception as error:
+            if (translation := translate(error)) is None:
+                raise
+            raise translation from error
 
     async def _acquire(self) -> tuple[Pool, Connection]:
         assert self._pool is not None

@@ -19,6 +19,7 @@ from postbus.stores.postgres.wake_ups import WakeUps
 
 _CHANGED_NOTHING = "UPDATE 0"
 _WHOLE = Part(0, 1)
+_NO_GAPS = to_literal(())
 # Of a row: the block of its table, and the number in it.
 _Place: TypeAlias = tuple[int, int]
 
@@ -85,10 +86,6 @@ class Saving:
         """Return when nothing is on its way any more."""
         await self._groups.drain()
 
-    async def _save_alone(self, progress: Progress, now: datetime) -> None:
-        place = await self._move(progress, now) or await self._find_and_save(progress, now)
-        self._places[progress.subscriber_id] = place
-
     async def _save_group(self, group: list[_Save]) -> None:
         self._is_in_company = self._waiting_count > 1
         async with self._writing:
@@ -97,29 +94,26 @@ class Saving:
                 for save in saves:
                     save.settle(None if save.key in written else _fenced(save.progress))
 
-    async def _move(self, progress: Progress, now: datetime) -> _Place | None:
-        """Where its row is now; None: nothing was changed."""
+    async def _save_alone(self, progress: Progress, now: datetime) -> None:
+        # Few calls, one within the other: with a checkpoint for each event this is what an event costs.
         place = self._places.pop(progress.subscriber_id, None)
-        if place is None or not _is_simple(progress):
-            return None
-        row = await self._database.fetch_row(
-            self._queries["move_checkpoint"],
-            progress.subscriber_id,
-            progress.epoch,
-            *_move_values(progress, now),
-            _commit_mode([progress]),
-            place,
-        )
-        return None if row is None else row[0]
-
-    async def _find_and_save(self, progress: Progress, now: datetime) -> _Place:
-        """Where its row is now."""
-        values = (*_checkpoint_values(progress, now), None, None, None, _commit_mode([progress]))
-        row = await self._database.fetch_row(self._queries["save_checkpoint"], *values)
+        commit_mode = "off" if progress.is_repeatable else None
+        row = None
+        if place is not None and _is_simple(progress):
+            values = (
+                progress.subscriber_id,
+                progress.epoch,
+                *_move_values(progress, now),
+                commit_mode,
+                place,
+            )
+            row = await self._database.fetch_row(self._queries["move_checkpoint"], *values)
+        if row is None:
+            values = (*_checkpoint_values(progress, now), None, None, None, commit_mode)
+            row = await self._database.fetch_row(self._queries["save_checkpoint"], *values)
         if row is None:
             raise _fenced(progress)
-        place: _Place = row[0]
-        return place
+        self._places[progress.subscriber_id] = row[0]
 
     async def _move_together(self, given: Sequence[Progress], now: datetime) -> bool:
         """Whether all of them were moved. Those that were may be saved a second time."""
@@ -265,7 +259,7 @@ def _move_values(progress: Progress, now: datetime) -> tuple[Any, ...]:
     return (
         progress.position,
         progress.position if progress.head is None else progress.head,
-        to_literal(gaps_to_array(progress.open)),
+        to_literal(gaps_to_array(progress.open)) if progress.open else _NO_GAPS,
         progress.event_id,
         now,
         progress.server,
