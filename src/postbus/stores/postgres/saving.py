@@ -19,7 +19,6 @@ from postbus.stores.postgres.wake_ups import WakeUps
 
 _CHANGED_NOTHING = "UPDATE 0"
 _WHOLE = Part(0, 1)
-_NO_GAPS = to_literal(())
 # Of a row: the block of its table, and the number in it.
 _Place: TypeAlias = tuple[int, int]
 
@@ -259,7 +258,7 @@ def _move_values(progress: Progress, now: datetime) -> tuple[Any, ...]:
     return (
         progress.position,
         progress.position if progress.head is None else progress.head,
-        to_literal(gaps_to_array(progress.open)) if progress.open else _NO_GAPS,
+        to_literal(gaps_to_array(progress.open)) if progress.open else None,
         progress.event_id,
         now,
         progress.server,
