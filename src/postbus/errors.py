@@ -407,7 +407,7 @@ class StoreReadOnlyError(StoreError):
 class FileReplacedError(StoreError):
     """The file, or one beside it, was deleted or replaced while it was open: nothing was stored.
 
-    Shut down, which saves what can be saved, see that the file is the right one, and start again.
+    End every process that has it open, see that the file is the right one, and start again.
     """
 
 

@@ -1,7 +1,6 @@
 """Writes a group of jobs in one transaction. Runs in the writer's thread."""
 
 import contextlib
-import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -13,14 +12,12 @@ from postbus.ports import Clock
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.connection import is_closed, patiently, translate, translated_errors
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
+from postbus.stores.sqlite.file_trust import FileTrust
 from postbus.stores.sqlite.group_statement import MOST_EVENTS, write_group
 from postbus.stores.sqlite.inserting import LARGEST_STATEMENT, insert_events
 from postbus.stores.sqlite.jobs import Call, Insert, Job, TransactionLostError
 from postbus.stores.sqlite.log_pages import read_head
-from postbus.stores.sqlite.opened_files import OpenedFiles
-from postbus.stores.sqlite.rows import moment_to_text, sequences_to_json
-
-logger = logging.getLogger("postbus")
+from postbus.stores.sqlite.rows import moment_to_text, sequences_to_json, to_json
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
@@ -47,7 +44,6 @@ class GroupCommit:
         self._turn = FileDispatchLock(path)
         self.closing = threading.Event()
         self._last_sequence = self._level = self._present_level = 0
-        self._replaced: str | None = None
         self._connection = self._open()
         self.head = self._last_sequence
         """The last number of which this process knows that it is durable; read by other threads too."""
@@ -58,23 +54,30 @@ class GroupCommit:
         return self._connection
 
     def insert(self, jobs: Sequence[Job]) -> bool:
-        """Store new events by one statement that is its own transaction; False: nothing is written.
+        """Store new events by one statement that is its own transaction; False: nothing is written yet.
 
         Then write() does it, or tells what is wrong: others are in the way or have used the numbers,
-        the connection is closed, or the jobs are more than plain events.
+        the connection is closed or in a transaction, or the jobs are more than plain events.
         """
         # Few calls: for a lone publisher, after whose last event the processor has turned to other things,
         # each of them takes a microsecond.
         drafts = _plain_drafts(jobs)
-        if not drafts or self._replaced is not None:
+        if not drafts or self._trust.is_lost:
             return False
         try:
+            if self._connection.in_transaction:
+                return False
             if self._present_level != self._level:
                 self._wait_for_disk(True)
-            if not write_group(self._connection, self._last_sequence, drafts):
+            count = write_group(self._connection, self._last_sequence, drafts)
+            if count != len(drafts):
+                self._take_back(drafts, count)
                 return False
-        except Exception:
-            return False
+        except Exception as raised:
+            if _is_busy(raised) or is_closed(self._connection):
+                return False
+            self._spoil(jobs, raised)
+            return True
         self._give_numbers(jobs)
         self._pages_since_checkpoint += _PAGES_PER_COMMIT + len(drafts) * _PAGES_PER_CHANGE
         self.head = self._last_sequence
@@ -85,12 +88,13 @@ class GroupCommit:
 
         The next commit that waits takes it there. If the power fails before, they are delivered again.
         """
-        if self._replaced is not None:
+        if self._trust.is_lost:
             return False
         try:
             self._wait_for_disk(False)
             self._finish(finished)
-        except sqlite3.Error:
+        except Exception as raised:
+            self._trust.note_error(raised)
             return False
         self._pages_since_checkpoint += _PAGES_PER_COMMIT + len(finished) * _PAGES_PER_CHANGE
         return True
@@ -103,47 +107,23 @@ class GroupCommit:
         try:
             self._write_until_kept(jobs, finished)
         except Exception as raised:
-            # Whatever it was, the callers hear of it and the thread lives on. Numbers were given to no one.
-            self._last_sequence = self.head
-            error = self._as_store_error(raised)
-            if len(jobs) > 1 and not isinstance(error, _CONCERNS_ALL):
-                for job in jobs:
-                    self.write([job], [])
-                return False
-            for job in jobs:
-                job.error = error
+            self._spoil(jobs, raised)
             return False
         self.head = self._last_sequence
         return True
 
     def checkpoint_if_due(self, is_owner: Callable[[], bool]) -> None:
-        """Copy the write-ahead log into the database before it grows large. A failed try loses nothing.
-
-        One process at a time may do it: the owner of the dispatch, or while there is none whoever
-        keeps a new one from coming up meanwhile.
-        """
-        if self._pages_since_checkpoint < _CHECKPOINT_PAGES:
+        """Copy the write-ahead log into the database before it grows large."""
+        if self._pages_since_checkpoint < _CHECKPOINT_PAGES or self._trust.is_lost:
             return
         self._pages_since_checkpoint = 0.0
-        with contextlib.suppress(sqlite3.Error, StoreError):
-            if is_owner() or self._turn.try_acquire():
-                _, log_pages, _ = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                if log_pages > _LONGEST_LOG:
-                    # Others never pause, so that the log never comes to its end: make them, for a moment.
-                    self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-        self._turn.release()
+        self._in_turn(is_owner, self._checkpoint)
 
-    def look_for_files(self) -> None:
-        """Store nothing more once the database or a file beside it was deleted or replaced."""
-        # With the last connection SQLite itself deletes those beside it.
-        if is_closed(self._connection):
-            return
-        if self._replaced is None and (path := self._files.find_replaced()) is not None:
-            self._replaced = (
-                f"{path} was deleted or replaced while {self._path} was open; nothing more is stored in it; "
-                "shut down, which saves what can be saved, see to the file and start again"
-            )
-            logger.error("%s", self._replaced)
+    def look_after_file(self, is_owner: Callable[[], bool]) -> None:
+        """See whether the file can still be trusted, and mend what can be mended."""
+        self._trust.look(self._connection)
+        if self._trust.needs_new_log:
+            self._in_turn(is_owner, lambda: self._trust.renew_log(self._connection))
 
     def note_foreign_commits(self, commit_count: int) -> None:
         """Others have written, about so many times, and leave the checkpoints to us."""
@@ -154,8 +134,40 @@ class GroupCommit:
 
     def close(self) -> None:
         """Close the connection."""
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.close()
+        self._trust.close(self._connection)
+
+    def _spoil(self, jobs: Sequence[Job], raised: Exception) -> None:
+        """Whatever it was, the callers hear of it and the thread lives on."""
+        self._trust.note_error(raised)
+        # Numbers were given to no one.
+        self._last_sequence = self.head
+        error = self._as_store_error(raised)
+        if len(jobs) > 1 and not isinstance(error, _CONCERNS_ALL):
+            for job in jobs:
+                self.write([job], [])
+        else:
+            for job in jobs:
+                job.error = error
+
+    def _take_back(self, drafts: Sequence[Draft], stored_count: int) -> None:
+        """Of a group that a trigger of somebody else has stored in part, nothing was acknowledged."""
+        if stored_count:
+            ids = to_json([draft.id for draft in drafts])
+            self._connection.execute(_QUERIES["take_back_events"], (ids,))
+
+    def _checkpoint(self) -> None:
+        _, log_pages, _ = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if log_pages > _LONGEST_LOG:
+            # Others never pause, so that the log never comes to its end: make them, for a moment.
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+
+    def _in_turn(self, is_owner: Callable[[], bool], copy_log: Callable[[], None]) -> None:
+        """One process at a time copies the log: the owner of the dispatch, or while there is none whoever
+        keeps a new one from coming up meanwhile. A failed try loses nothing."""
+        with contextlib.suppress(sqlite3.Error, StoreError):
+            if is_owner() or self._turn.try_acquire():
+                copy_log()
+        self._turn.release()
 
     def _as_store_error(self, error: Exception) -> StoreError:
         if isinstance(error, StoreError):
@@ -174,7 +186,7 @@ class GroupCommit:
                 self._last_sequence = read_head(connection)
                 (self._level,) = connection.execute("PRAGMA synchronous").fetchone()
                 self._present_level = self._level
-            self._files = OpenedFiles(self._path)
+            self._trust = FileTrust(self._path)
         except BaseException:
             connection.close()
             raise
@@ -182,8 +194,8 @@ class GroupCommit:
 
     def _write_until_kept(self, jobs: Sequence[Job], finished: Sequence[GlobalSequence]) -> None:
         while True:
-            if self._replaced is not None:
-                raise FileReplacedError(self._replaced)
+            if self._trust.is_lost:
+                raise self._trust.refusal
             if is_closed(self._connection):
                 # A handler did it.
                 self._connection = self._open()
@@ -212,7 +224,7 @@ class GroupCommit:
             self._finish(finished)
             if drafts:
                 self._last_sequence = read_head(self._connection)
-                if not write_group(self._connection, self._last_sequence, drafts):
+                if write_group(self._connection, self._last_sequence, drafts) != len(drafts):
                     raise StoreError(
                         f"{self._path} took no event; nothing was stored; does a trigger ignore it?"
                     )
@@ -278,6 +290,10 @@ def _plain_drafts(jobs: Sequence[Job]) -> list[Draft]:
         drafts += job.drafts
         size += job.size
     return drafts if len(drafts) <= MOST_EVENTS and size <= LARGEST_STATEMENT else []
+
+
+def _is_busy(raised: Exception) -> bool:
+    return getattr(raised, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _needs_disk(job: Job) -> bool:

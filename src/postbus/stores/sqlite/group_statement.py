@@ -19,8 +19,8 @@ _SMALL_STEP, _LARGE_STEP = 10, 100
 MOST_EVENTS = 1_000
 
 
-def write_group(connection: sqlite3.Connection, last_sequence: int, drafts: Sequence[Draft]) -> bool:
-    """Store drafts with the numbers after *last_sequence*; False and nothing if others were given out."""
+def write_group(connection: sqlite3.Connection, last_sequence: int, drafts: Sequence[Draft]) -> int:
+    """Store drafts with the numbers after *last_sequence*; how many: none if others were given out."""
     values: list[object] = []
     for sequence, draft in enumerate(drafts, last_sequence + 1):
         event_id, event_type, payload, status, metadata, created_at = draft_to_row(draft)
@@ -30,7 +30,7 @@ def write_group(connection: sqlite3.Connection, last_sequence: int, drafts: Sequ
     statement, room = _statement_for(len(drafts))
     values += room
     values.append(last_sequence)
-    return connection.execute(statement, values).rowcount == len(drafts)
+    return connection.execute(statement, values).rowcount
 
 
 @functools.cache

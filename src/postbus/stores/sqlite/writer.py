@@ -234,18 +234,22 @@ class Writer:
         looked_at = time.monotonic()
         while is_open:
             jobs, is_open, is_look_due = self._take_jobs()
-            if jobs:
-                self._write(jobs)
-            self._commit.checkpoint_if_due(self._is_owner)
-            if is_look_due or time.monotonic() - looked_at >= _TICK:
-                self._look(1 if is_look_due else _COMMITS_PER_TICK)
-                looked_at = time.monotonic()
+            try:
+                if jobs:
+                    self._write(jobs)
+                self._commit.checkpoint_if_due(self._is_owner)
+                if is_look_due or time.monotonic() - looked_at >= _TICK:
+                    self._look(1 if is_look_due else _COMMITS_PER_TICK)
+                    looked_at = time.monotonic()
+            except Exception:
+                # Ours to mend, and no reason to leave all publishers waiting.
+                logger.exception("the writer of %s met an error that postbus did not expect", self._path)
         # No further commit comes along for them.
         self._write([])
         self._commit.close()
 
     def _look(self, commit_count: int) -> None:
-        self._commit.look_for_files()
+        self._commit.look_after_file(self._is_owner)
         if self._tick():
             self._commit.note_foreign_commits(commit_count)
             self._bell.ring(self._on_growth)
@@ -288,9 +292,11 @@ class Writer:
             # Set before they are taken: whoever finds none waiting sees that they are not written yet.
             self._is_finishing = True
             finished = self._take_finished()
-            if not self._commit.finish(finished):
-                self._commit_all([], finished)
-            self._is_finishing = False
+            try:
+                if not self._commit.finish(finished):
+                    self._commit_all([], finished)
+            finally:
+                self._is_finishing = False
 
     def _take_finished(self) -> list[GlobalSequence]:
         self._finished_at = time.monotonic()

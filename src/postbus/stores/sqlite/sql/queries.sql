@@ -81,6 +81,9 @@ FROM (VALUES {rows})
 WHERE column2 <> 0
     AND ? = (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events');
 
+-- name: take_back_events
+DELETE FROM events WHERE id IN (SELECT value FROM json_each(?));
+
 -- name: last_sequence
 SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events';
 
