@@ -84,6 +84,12 @@ def _elsewhere(
     if not shown:
         return
     yield from ("", "### On another disk", "", _ELSEWHERE, "")
+    # Whatever is not the same as above may be why the figures differ.
+    same, other = machines_of(runs), {"runs": str(len(others)), **machines_of(others)}
+    yield from markdown_table(
+        [["", ""], *([name, value] for name, value in other.items() if same.get(name) != value)]
+    )
+    yield ""
     heads = ["goal", "bar", _files_in(runs), _files_in(others), "lowest … highest", "verdict there"]
     rows = [
         [one.goal.name, one.goal.bar, _median(one.found), _median(two.found), _spread(two.found),

@@ -84,8 +84,11 @@ def test_a_limit_is_shown_by_figures_of_the_run_at_hand(tmp_path: Path) -> None:
 
 def test_goals_of_a_run_on_another_disk_are_judged_by_themselves(tmp_path: Path) -> None:
     """They change no verdict of the page; what was not measured there is left out."""
-    here = Run({"files in": "here"}, results_of(ours=[sample(50.0)], raw=[sample(100.0)]))
-    there = Run({"files in": "there"}, results_of(ours=[sample(40.0), sample(45.0)], raw=[sample(50.0)] * 2))
+    here = Run({"cores": "2", "files in": "here"}, results_of(ours=[sample(50.0)], raw=[sample(100.0)]))
+    there = Run(
+        {"cores": "2", "files in": "there"},
+        results_of(ours=[sample(40.0), sample(45.0)], raw=[sample(50.0)] * 2),
+    )
     goals = [goal(against="raw", at_least=0.6), goal(against="peer", at_least=1)]
     page = page_of(tmp_path, here, elsewhere=[there], goals=goals)
 
@@ -93,6 +96,10 @@ def test_goals_of_a_run_on_another_disk_are_judged_by_themselves(tmp_path: Path)
     _, _, beside = page.partition("### On another disk")
     table, _, _ = beside.partition("## work")
     assert [line for line in table.splitlines() if line.startswith("|")] == [
+        "|  |  |",
+        "|---|---|",
+        "| runs | 1 |",
+        "| files in | there |",
         "| goal | bar | files in here | files in there | lowest … highest | verdict there |",
         "|---|---:|---:|---:|---:|---|",
         "| a goal | ≥ 0.6 | 0.500 | 0.850 | 0.800 … 0.900 | ✓ reached |",
