@@ -99,9 +99,15 @@ async def wait_for_standby(session: Session, name: str) -> None:
     """From now on, every commit that waits for the disk waits for this standby too."""
     await session.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
     await session.execute("SELECT pg_reload_conf()")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await session.fetchval("SHOW synchronous_standby_names") != name:
             pass
+        # Commits wait as soon as another process of the server has taken note of it, which nothing shows.
+        while name:
+            try:
+                await session.execute("SELECT pg_logical_emit_message(true, 'probe', '')", timeout=0.1)
+            except TimeoutError:
+                return
 
 
 async def _make_tables(dsn: str) -> None:
