@@ -35,6 +35,8 @@ _SECONDS_AFTER_ERROR = 1.0
 _GRACE = 1.0
 # How often the writer looks whether another process has written.
 _TICK = 0.04
+# And while nothing is written, after how many such looks it looks after its own file.
+_IDLE_TICKS = 25
 # As many times another process may have written meanwhile, unless it has told of each time.
 _COMMITS_PER_TICK = 25
 # How long the loop waits for the writer to take what it hands over.
@@ -98,7 +100,7 @@ class Writer:
         self._hand_over_at = _LEAST_HAND_OVER
         self._is_handing_over = False
         self._taken = threading.Event()
-        self._written_count = 0
+        self._written_count = self._seen_written_count = self._tick_count = 0
         self._is_closed = False
         # A daemon: a program that ends without shutdown() must not hang; the store closes it at exit.
         self._thread = threading.Thread(target=self._run, name=f"postbus writer {path.name}", daemon=True)
@@ -249,7 +251,11 @@ class Writer:
         self._commit.close()
 
     def _look(self, commit_count: int) -> None:
-        self._commit.look_after_file(self._is_owner)
+        self._tick_count += 1
+        # While nothing is written there is little to lose, and who is idle shall take next to nothing.
+        if self._written_count != self._seen_written_count or self._tick_count % _IDLE_TICKS == 0:
+            self._seen_written_count = self._written_count
+            self._commit.look_after_file(self._is_owner)
         if self._tick():
             self._commit.note_foreign_commits(commit_count)
             self._bell.ring(self._on_growth)
