@@ -101,9 +101,9 @@ LIMITS: Mapping[str, Limit] = {
         "the same, and the rows have to be made events", (Shown("pg-catch-up", "raw-decoded", "raw-rows"),)
     ),
     "PostgreSQL: synchronous checkpoints ÷ raw commits": Limit(
-        "raw moves a number by its key. The bus's statement is fenced by the epoch and the server of the claim, "
-        "goes only forwards and holds gaps: by bare asyncpg it takes 8 to 20 µs more of some 177, and its time "
-        "limit 5 µs; the handler, its watch and the way to the next statement are some 10 µs of Python"
+        "raw moves a number by its key. The bus's statement is fenced by the epoch and the server of the "
+        "claim, goes only forwards and holds gaps: by bare asyncpg it takes 8 to 20 µs more of some 177, and "
+        "its time limit 5 µs; the handler, its watch and the way to the next statement are 10 µs of Python"
     ),
     "PostgreSQL: synchronous checkpoints ÷ eventsourcing, tracked": Limit(
         "raw commits with nothing to deliver are themselves no more than so many times as quick",
