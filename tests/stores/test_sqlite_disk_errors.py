@@ -145,6 +145,25 @@ async def test_a_group_of_which_a_trigger_ignores_one_event_is_stored_but_for_th
     assert stored == {str(number): outcomes[2 + number][0] for number in range(count)}
 
 
+async def test_an_event_whose_id_a_trigger_has_ignored_in_a_group_stays_as_it_was(tmp_path: Path) -> None:
+    """It was stored before; what is taken back is only what was stored just now."""
+    async with SQLiteStore(tmp_path / "events.db") as store:
+        await store.write(
+            lambda connection: connection.execute(
+                "CREATE TRIGGER ignore_known BEFORE INSERT ON events "
+                "WHEN EXISTS (SELECT 1 FROM events WHERE id = new.id) BEGIN SELECT RAISE(IGNORE); END"
+            )
+        )
+        await add(store, make_draft(id="known"))
+        outcomes = await in_one_group(
+            store, *[add(store, make_draft(id=each)) for each in ("a", "known", "b")]
+        )
+        stored = {event.id: event.global_sequence for event in await store.read_all()}
+
+    assert type(outcomes[1]) is StoreError
+    assert stored == {"known": 1, "a": outcomes[0][0], "b": outcomes[2][0]}
+
+
 async def test_nothing_is_acknowledged_within_a_transaction_that_somebody_has_begun(tmp_path: Path) -> None:
     """A handler has kept the connection that it was lent."""
     async with SQLiteStore(tmp_path / "events.db") as store:

@@ -153,7 +153,7 @@ class GroupCommit:
         """Of a group that a trigger of somebody else has stored in part, nothing was acknowledged."""
         if stored_count:
             ids = to_json([draft.id for draft in drafts])
-            self._connection.execute(_QUERIES["take_back_events"], (ids,))
+            self._connection.execute(_QUERIES["take_back_events"], (self._last_sequence, ids))
 
     def _checkpoint(self) -> None:
         _, log_pages, _ = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
