@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from postbus import EventBus, StoreBusyError, StoreUnavailableError
-from postbus.stores.postgres import database, inserts, lent
+from postbus.stores.postgres import lent
 from tests.gaps.steps import ID, Seen, soon
 from tests.patience import PATIENCE
 
@@ -47,8 +47,7 @@ async def backend_count(dsn: str) -> int:
 
 def limit_statements(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have a statement of ours take no longer, so that a test need not wait for ten seconds."""
-    for module in (database, inserts, lent):
-        monkeypatch.setattr(module, "COMMAND_SECONDS", seconds)
+    monkeypatch.setattr(lent, "COMMAND_SECONDS", seconds)
 
 
 async def payloads(dsn: str) -> list[Any]:

@@ -7,12 +7,13 @@ from itertools import product
 import asyncpg
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from postbus.errors import EventNotFoundError, InvalidConfigError, StoreBusyError
 from postbus.events import Event, EventStatus, Gap, GlobalSequence, UndecodablePayload
 from postbus.policy.gaps import SubscriberState
 from postbus.policy.patterns import TypeFilter, matches
-from postbus.stores.postgres import PgEventStore
+from postbus.stores.postgres import PgEventStore, log_pages
 from postbus.stores.postgres.log_pages import decode_page
 from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.rows import columns_from_rows
@@ -172,25 +173,38 @@ async def _read_on(
 class TestOneByOne:
     """Who has read no more than one event at the head reads the next one by a statement of its own."""
 
-    async def test_it_is_the_same_page(self, store: PgEventStore, writer: Session, log_dsn: str) -> None:
-        """With the gap before it, every field, and all that a page tells besides."""
+    async def test_it_is_the_same_event(self, store: PgEventStore, writer: Session, log_dsn: str) -> None:
+        """With every field; only what is known of the server a page alone tells."""
+        await insert(writer, [1])
+        await store.log.read(START, 10, None)
+        await insert(writer, [2])
+        await writer.execute(
+            """UPDATE events SET metadata = '{"k": "v"}', stream_id = 's', stream_version = 4, """
+            "actor_id = 'anna' WHERE global_sequence = 2"
+        )
+        async with open_log(log_dsn, ManualClock()) as fresh:
+            whole = await fresh.log.read(position(1), 10, None)
+        page = await store.log.read(position(1), 10, None)
+
+        assert (whole.server is None, page.server, store.log.known_head) == (False, None, 2)
+        assert page == replace(whole, server=None)
+
+    async def test_one_behind_a_gap_is_a_page(
+        self, store: PgEventStore, writer: Session, log_dsn: str
+    ) -> None:
+        """Which server has told of the gap has to be known."""
         await insert(writer, [1])
         await store.log.read(START, 10, None)
         await insert(writer, [3])
-        await writer.execute(
-            """UPDATE events SET metadata = '{"k": "v"}', stream_id = 's', stream_version = 4, """
-            "actor_id = 'anna' WHERE global_sequence = 3"
-        )
         async with open_log(log_dsn, ManualClock()) as fresh:
             whole = await fresh.log.read(position(1), 10, None)
         page = await store.log.read(position(1), 10, None)
 
         assert (numbers_of(page), page.missing) == ([3], (Gap(2, 2),))
         assert page == whole
-        assert (page.server, store.log.known_head) == (whole.server, 3)
 
     async def test_what_has_come_with_it_is_a_page_again(self, store: PgEventStore, writer: Session) -> None:
-        """How far the log goes is known, so that whoever reads goes on."""
+        """That the log goes on is known, so that whoever reads goes on."""
         await insert(writer, [1])
         await store.log.read(START, 10, None)
         await insert(writer, [2, 3, 4, 5])
@@ -198,8 +212,27 @@ class TestOneByOne:
         known_head = store.log.known_head
         second = await store.log.read(position(2), 10, None)
 
-        assert (numbers_of(first), known_head) == ([2], 5)
-        assert numbers_of(second) == [3, 4, 5]
+        assert (numbers_of(first), known_head) == ([2], 3)
+        assert (numbers_of(second), store.log.known_head) == ([3, 4, 5], 5)
+
+    async def test_now_and_then_it_is_a_page(
+        self, store: PgEventStore, writer: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else nobody would learn that a retry is wanted as long as one event comes after the other."""
+        await insert(writer, [1])
+        before = await store.log.read(START, 10, None)
+        await insert(writer, [2])
+        await writer.execute(
+            "INSERT INTO event_bus_dlq (id, subscriber_id, event_id, global_sequence, retry_count, "
+            "created_at, error_history, event_type, event_created_at, retry_wanted_at) "
+            "VALUES ('1', 'mail', '1', 1, 1, now(), '[]', 'order.placed', now(), now())"
+        )
+        soon = await store.log.read(position(1), 10, None)
+        monkeypatch.setattr(log_pages, "_SECONDS_BETWEEN_PAGES", 0.0)
+        later = await store.log.read(position(1), 10, None)
+
+        assert [page.may_have_retries for page in (before, soon, later)] == [False, False, True]
+        assert numbers_of(soon) == numbers_of(later) == [2]
 
     async def test_the_limit_0_reads_nothing(self, store: PgEventStore, writer: Session) -> None:
         await insert(writer, [1])

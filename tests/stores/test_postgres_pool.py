@@ -18,7 +18,6 @@ from postbus.errors import (
     StoreUnavailableError,
 )
 from postbus.stores.postgres import borrowed_pool, lent, own_pool
-from postbus.stores.postgres import database as database_module
 from postbus.stores.postgres.database import Database
 from tests.patience import PATIENCE
 from tests.postgres.proxy import Proxy
@@ -190,7 +189,7 @@ async def test_a_statement_that_takes_too_long_is_ended(
     postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its caller gets an error, the server stops working on it, and the connection is of use again."""
-    monkeypatch.setattr(database_module, "COMMAND_SECONDS", 0.2)
+    monkeypatch.setattr(lent, "COMMAND_SECONDS", 0.2)
     async with opened(postgres_dsn, pool_size=2) as database:
         with pytest.raises(StoreUnavailableError, match="time limit"):
             await database.fetch("SELECT pg_sleep(60)")
@@ -202,7 +201,7 @@ async def test_a_statement_waits_no_longer_than_it_may_for_a_silent_server(
     postgres_dsn: str, postgres_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half-open connections cost the time limit and are replaced."""
-    monkeypatch.setattr(database_module, "COMMAND_SECONDS", 0.3)
+    monkeypatch.setattr(lent, "COMMAND_SECONDS", 0.3)
     async with opened(postgres_proxy.through(postgres_dsn), pool_size=2) as database:
         await database.fetch("SELECT 1")
         postgres_proxy.swallow()

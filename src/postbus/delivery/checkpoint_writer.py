@@ -55,6 +55,7 @@ class CheckpointWriter:
         patience: Patience,
         clock: Clock,
         on_written: Callable[[], None],
+        on_reached: Callable[[], None],
         wake: Callable[[], None],
         *,
         part: Part | None = None,
@@ -63,7 +64,9 @@ class CheckpointWriter:
         self._subscriber_id, self.epoch = checkpoint.subscriber_id, checkpoint.epoch
         self._part, self._dead_letters_of = part, dead_letters_of
         self._store, self._patience, self._clock = store, patience, clock
-        self._on_written, self._wake = on_written, wake
+        # What to do after every write, and after one that somebody waits for: not with each of them, because
+        # whoever is woken takes a turn of the event loop.
+        self._on_written, self._on_reached, self._wake = on_written, on_reached, wake
         self.server = checkpoint.server
         """Where the subscriber was claimed."""
         self._noted = Advance(checkpoint)
@@ -371,10 +374,11 @@ class CheckpointWriter:
         # One that was begun earlier may end later.
         if (reached.head, reached.contiguous) >= (self._written.head, self._written.contiguous):
             self._written = reached
+        self._on_written()
         if self._wanted is not None and self.is_written(self._wanted):
             # Whoever waits for more says so again.
             self._wanted = None
-        self._on_written()
+            self._on_reached()
 
     def _ring_later(self, first_event_at: float) -> None:
         if self._count_due == 1 or self._is_stopped:

@@ -56,7 +56,8 @@ class Surroundings:
     wake: Callable[[], None]
     on_page: Callable[[], None]
     """A page of the log was delivered."""
-    on_written: Callable[[], None]
+    on_reached: Callable[[], None]
+    """A position that somebody waits for is written."""
     on_stubborn: Callable[[], None]
     """The handler will not end: go on with another ownership."""
     up_to: GlobalSequence | None = None
@@ -76,7 +77,8 @@ class Ownership:
             around.store.checkpoints,
             around.patience,
             around.clock,
-            self._note_written,
+            self._forget_written,
+            around.on_reached,
             around.wake,
             part=subscriber.part,
             dead_letters_of=subscriber.whole_id,
@@ -206,10 +208,9 @@ class Ownership:
             receiver, self.writer, self._failures, around.patience, self._watch, around.has_changed
         )
 
-    def _note_written(self) -> None:
+    def _forget_written(self) -> None:
         if not self.writer.has_states:
             self._forget_unwritten()
-        self._around.on_written()
 
     def _forget_unwritten(self) -> None:
         receiver = self._subscriber.receiver

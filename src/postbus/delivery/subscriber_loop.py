@@ -81,7 +81,7 @@ class SubscriberLoop:
             has_changed=self._has_changed,
             wake=self.wake,
             on_page=self._note_progress,
-            on_written=self._note_progress,
+            on_reached=self._note_progress,
             on_stubborn=self._go_on_without_handler,
             up_to=None if part is None else part.up_to,
         )
@@ -391,6 +391,8 @@ class SubscriberLoop:
         self._is_drained = self._drain is None
         ownership = self._ownership = Ownership(self.subscriber, checkpoint, self._around)
         self._set_phase("catching_up")
+        # Whoever waits for a checkpoint has to tell the new owner.
+        self._note_progress()
         logger.info(
             "subscriber %s is active from %d on",
             self.subscriber.id,

@@ -123,7 +123,7 @@ class Appending:
         is_sent = False
         channel = self._wake_ups.channel_of_next if len(drafts) == 1 and are_plain(drafts) else None
         try:
-            async with self._at_once, self._database.untimed_connection() as connection:
+            async with self._at_once, self._database.statement() as connection:
                 is_sent = True
                 if channel is None:
                     numbers = await self._inserts.insert(connection, drafts)

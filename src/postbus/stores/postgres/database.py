@@ -14,8 +14,8 @@ from postbus.stores.named_queries import load_queries
 from postbus.stores.postgres.borrowed_pool import BorrowedPool
 from postbus.stores.postgres.channels import channel_name
 from postbus.stores.postgres.connecting import connect
-from postbus.stores.postgres.leases import Lease, TimedLease, in_transaction
-from postbus.stores.postgres.lent import COMMAND_SECONDS, LentConnection
+from postbus.stores.postgres.leases import Lease, StatementLease, TimedLease, in_transaction
+from postbus.stores.postgres.lent import LentConnection
 from postbus.stores.postgres.migrations import migrate
 from postbus.stores.postgres.own_pool import OwnPool
 from postbus.stores.postgres.pool import (
@@ -29,6 +29,7 @@ from postbus.stores.postgres.pool import (
 from postbus.stores.postgres.schema_name import quoted_schema
 from postbus.stores.postgres.session import Session
 from postbus.stores.postgres.soundness import check_sound
+from postbus.stores.postgres.statement_limit import StatementLimit
 from postbus.stores.postgres.translation import translate, translated
 
 _PACKAGE = "postbus.stores.postgres"
@@ -58,6 +59,7 @@ class Database:
         self._direct_dsn = session_dsn or (target if isinstance(target, str) else None)
         self._size = _usable_size(target, pool_size, has_own_session=self._direct_dsn is not None)
         self._pool: Pool | None = None
+        self._limit = StatementLimit()
         self._openings: set[asyncio.Task[Any]] = set()
         self.most_handlers = max(1, self._size - _KEPT_FROM_HANDLERS)
         """How many handlers can have a transaction at once."""
@@ -106,6 +108,7 @@ class Database:
             self._is_open = False
             assert self._pool is not None
             await asyncio.gather(self.session.stop(), self._pool.close())
+            self._limit.stop()
             if self._openings:
                 await asyncio.wait(self._openings, timeout=CLOSE_SECONDS)
 
@@ -113,9 +116,9 @@ class Database:
         """A connection of the pool, outside a transaction; opens the database on first use."""
         return TimedLease(self._lend)
 
-    def untimed_connection(self) -> AbstractAsyncContextManager[Connection]:
-        """As connection(), for whoever gives each statement a time limit, which is quicker."""
-        return Lease(self._lend)
+    def statement(self) -> AbstractAsyncContextManager[Connection]:
+        """As connection(), for one statement: the time limit is for the block, which is quicker."""
+        return StatementLease(self._lend, self._limit)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -142,18 +145,18 @@ class Database:
 
     async def fetch(self, query: str, *args: object) -> Sequence[asyncpg.Record]:
         """The rows of one statement."""
-        async with Lease(self._lend) as connection:
-            return await connection.fetch(query, *args, timeout=COMMAND_SECONDS)
+        async with StatementLease(self._lend, self._limit) as connection:
+            return await connection.fetch(query, *args)
 
     async def fetch_row(self, query: str, *args: object) -> asyncpg.Record | None:
         """The first row of one statement."""
-        async with Lease(self._lend) as connection:
-            return await connection.fetchrow(query, *args, timeout=COMMAND_SECONDS)
+        async with StatementLease(self._lend, self._limit) as connection:
+            return await connection.fetchrow(query, *args)
 
     async def execute(self, query: str, *args: object) -> str:
         """Run one statement; its command tag."""
-        async with Lease(self._lend) as connection:
-            return await connection.execute(query, *args, timeout=COMMAND_SECONDS)
+        async with StatementLease(self._lend, self._limit) as connection:
+            return await connection.execute(query, *args)
 
     async def ensure_open(self) -> None:
         """Open it unless it is open, or was closed on purpose; BusLoopError in a child or another loop."""

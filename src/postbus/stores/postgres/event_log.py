@@ -73,7 +73,9 @@ class PgEventLog:
         self, after: LogPosition, limit: int, wanted: WantedEvents | None, *, with_sample: bool = False
     ) -> LogPage:
         """The events in the open gaps of a position and at most *limit* after its head, in order."""
-        if not with_sample:
+        if not with_sample and (found := await self._pages.read_next(after, limit, wanted)) is not None:
+            page, head = found
+        elif not with_sample:
             async with self._database.connection() as connection:
                 page, head = await self._pages.read(connection, after, limit, wanted)
         else:

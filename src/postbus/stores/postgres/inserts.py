@@ -8,7 +8,6 @@ import msgspec
 
 from postbus.events import Draft
 from postbus.stores.postgres.answers import Answer, read_answers, stored
-from postbus.stores.postgres.lent import COMMAND_SECONDS
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.translation import DRIVER_ERRORS
 
@@ -65,18 +64,18 @@ class Inserts:
         """
         if not are_plain(drafts):
             columns = (*_common_columns(drafts), *_rare_columns(drafts))
-            rows = await connection.fetch(self._insert_full_events, *columns, timeout=COMMAND_SECONDS)
+            rows = await connection.fetch(self._insert_full_events, *columns)
         elif len(drafts) > 1:
             columns = _common_columns(drafts)
-            rows = await connection.fetch(self._insert_events, *columns, timeout=COMMAND_SECONDS)
+            rows = await connection.fetch(self._insert_events, *columns)
         else:
-            rows = await connection.fetch(self._insert_event, *_values(drafts[0]), timeout=COMMAND_SECONDS)
+            rows = await connection.fetch(self._insert_event, *_values(drafts[0]))
         return sorted([row[0] for row in rows])
 
     async def insert_and_notify(self, connection: Connection, draft: Draft, channel: str) -> int:
         """Store one plain draft and notify of it; its number. After an error it may be stored."""
         values = (*_values(draft), channel)
-        number: int = await connection.fetchval(self._insert_and_notify, *values, timeout=COMMAND_SECONDS)
+        number: int = await connection.fetchval(self._insert_and_notify, *values)
         return number
 
     async def append(

@@ -12,7 +12,6 @@ from postbus.stores.postgres.answers import Answer, duplicate_id
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.inserts import LARGEST_STATEMENT, Inserts
 from postbus.stores.postgres.jobs import Job
-from postbus.stores.postgres.leases import timed
 from postbus.stores.postgres.pool import Connection
 
 # How long a lost answer is asked for again.
@@ -37,7 +36,7 @@ class Insisting:
         is_sent, collision_count, pause = _may_be_stored(jobs), 0, 0.0
         while True:
             try:
-                async with self._database.untimed_connection() as connection:
+                async with self._database.connection() as connection:
                     is_sent = True
                     return await self._send(connection, jobs, patience, is_first=not collision_count)
             except StoreUnavailableError as error:
@@ -70,7 +69,6 @@ class Insisting:
         is_repeated = _may_be_stored(jobs)
         if is_first and not is_repeated and jobs[0].size <= LARGEST_STATEMENT and are_all_new(drafts):
             return _share(calls, await self._inserts.insert(connection, drafts))
-        connection = timed(connection)
         if len(calls) == 1:
             answer = await self._inserts.append_whole(
                 connection, drafts, is_repeated=is_repeated, patience=patience

@@ -12,6 +12,7 @@ from asyncpg.transaction import Transaction
 
 from postbus.stores.postgres import lent
 from postbus.stores.postgres.pool import Connection, Pool
+from postbus.stores.postgres.statement_limit import StatementLimit
 from postbus.stores.postgres.translation import DRIVER_ERRORS, translate
 
 _ROLLBACK_SECONDS = 2.0
@@ -50,12 +51,47 @@ class TimedLease(Lease):
     __slots__ = ()
 
     async def __aenter__(self) -> Connection:
-        return timed(await super().__aenter__())
+        return cast(Connection, lent.TimedConnection(await super().__aenter__()))
 
 
-def timed(connection: Connection) -> Connection:
-    """The connection with a time limit for every statement."""
-    return cast(Connection, lent.TimedConnection(connection))
+class StatementLease(Lease):
+    """As Lease, for one statement of ours: with it ends the time that it may take."""
+
+    __slots__ = ("_is_cut_off", "_limit", "_request_count", "_task")
+
+    def __init__(
+        self, acquire: Callable[[], Awaitable[tuple[Pool, Connection]]], limit: StatementLimit
+    ) -> None:
+        self._acquire, self._is_changed, self._limit, self._is_cut_off = acquire, False, limit, False
+
+    async def __aenter__(self) -> Connection:
+        self._pool, self._connection = await self._acquire()
+        self._task = asyncio.current_task()
+        assert self._task is not None, "statements are awaited in tasks"
+        self._request_count = self._task.cancelling()
+        self._limit.begin(self)
+        return self._connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._limit.end(self)
+        if self._is_cut_off:
+            error = self._judge(error)
+        await super().__aexit__(kind, error, traceback)
+
+    def cut_off(self) -> None:
+        """The driver has the server cancel the statement when its caller is cancelled."""
+        if not self._is_cut_off:
+            assert self._task is not None
+            self._is_cut_off = True
+            self._task.cancel()
+
+    def _judge(self, error: BaseException | None) -> BaseException | None:
+        assert self._task is not None
+        # Somebody else may want the task gone as well: then it is not the time alone.
+        is_ours = self._task.uncancel() <= self._request_count
+        return TimeoutError() if is_ours and isinstance(error, asyncio.CancelledError) else error
 
 
 @asynccontextmanager

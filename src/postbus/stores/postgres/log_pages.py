@@ -30,8 +30,10 @@ _MUCH_TEXT = 1024 * 1024
 _SLICE_OF_TEXT = 256 * 1024
 # One event is found soon enough with a plan for a log of a quarter of the size: a new plan takes longer.
 _DOUBLINGS_OF_NEXT = 2
-# Where the moment of the event is among the columns of read_next.
-_MOMENT = 7
+# Where the moment of an event is among its columns.
+_MOMENT = 4
+# Now and then what only a whole page tells has to be known, also where one event comes after the other.
+_SECONDS_BETWEEN_PAGES = 1.0
 
 
 class _Facts(NamedTuple):
@@ -58,6 +60,7 @@ class LogPages:
     """Every page is read by one statement, so that it shows one moment."""
 
     def __init__(self, database: Database) -> None:
+        self._database = database
         blocks = database.queries("log.sql")
         whole = fill_parts(blocks, and_wanted="", and_in_slice="")
         self._read_page, self._read_page_and_gaps = whole["read_page"], whole["read_page_and_gaps"]
@@ -68,39 +71,35 @@ class LogPages:
         self._read_last_drawn = whole["read_last_drawn"]
         self._size = PageSize()
         self._head = 0
-        # Whether the last whole page had no more than one event.
+        # Whether the last whole page had no more than one event, when it was read, and what it told.
         self._come_singly = False
+        self._read_at = -math.inf
+        self._may_have_retries = True
         self._sized: dict[tuple[str, int], str] = {}
+
+    async def read_next(
+        self, after: LogPosition, limit: int, wanted: WantedEvents | None
+    ) -> tuple[LogPage, GlobalSequence] | None:
+        """A page of the one event that comes next, and how far the log goes; None: only read() can tell."""
+        if not self._come_singly or after.head < self._head or wanted is not None or after.open or limit <= 0:
+            return None
+        if asyncio.get_running_loop().time() - self._read_at >= _SECONDS_BETWEEN_PAGES:
+            return None
+        query = self._fit(self._read_next, _DOUBLINGS_OF_NEXT)
+        rows = await self._database.fetch(query, min(after.head, LARGEST_NUMBER))
+        # What to think of numbers that are missing, a page tells. A pool of the user's may decode moments in
+        # its own way: those of a page come as JSON.
+        if not rows or rows[0][0] != after.head + 1 or not isinstance(rows[0][_MOMENT], datetime):
+            return None
+        self._head = rows[-1][0]
+        event = event_from_row(rows[0])
+        page = LogPage([event], rows[0][0], may_have_retries=self._may_have_retries)
+        return page, GlobalSequence(self._head)
 
     async def read(
         self, connection: Connection, after: LogPosition, limit: int, wanted: WantedEvents | None
     ) -> tuple[LogPage, GlobalSequence]:
         """The events in the open gaps and at most *limit* after the head, and how far the log goes."""
-        if self._come_singly and after.head >= self._head and wanted is None and not after.open and limit > 0:
-            page = await self._next(connection, after)
-            if page is not None:
-                return page, GlobalSequence(self._head)
-        return await self._whole_page(connection, after, limit, wanted)
-
-    async def _next(self, connection: Connection, after: LogPosition) -> LogPage | None:
-        """A page of one event; None if there is none, and nothing else is known either."""
-        query = self._fit(self._read_next, _DOUBLINGS_OF_NEXT)
-        row = await connection.fetchrow(query, min(after.head, LARGEST_NUMBER))
-        # A pool of the user's may decode moments in its own way: those of a page come as JSON.
-        if row is None or not isinstance(row[_MOMENT], datetime):
-            return None
-        self._head, server, may_have_retries, number = row[:4]
-        return LogPage(
-            [event_from_row(row[3:])],
-            number,
-            _skipped([number], after.head),
-            server,
-            may_have_retries=may_have_retries,
-        )
-
-    async def _whole_page(
-        self, connection: Connection, after: LogPosition, limit: int, wanted: WantedEvents | None
-    ) -> tuple[LogPage, GlobalSequence]:
         try:
             rows = await self._fetch(connection, after, limit, wanted)
         except DRIVER_ERRORS as error:
@@ -110,6 +109,8 @@ class LogPages:
         pieces = page_columns((row[_FACT_COUNT:] for row in rows), after.head)
         numbers = [number for piece in pieces for number in piece.numbers]
         self._head, self._come_singly = facts.head, len(numbers) <= 1
+        self._read_at = asyncio.get_running_loop().time()
+        self._may_have_retries = facts.may_have_retries
         is_beyond = facts.head < after.head and after.head > await connection.fetchval(self._read_last_drawn)
         up_to, missing = _reach(facts, numbers, after, is_whole=wanted is None)
         page = LogPage(

@@ -34,13 +34,14 @@ json_agg(global_sequence) FILTER (WHERE has_gaps)::text, array_agg(id), array_ag
         THEN array_to_json(array_agg(global_sequence) FILTER (WHERE more IS NOT NULL))::text END;
 
 -- name: server
--- Names one start of one server, whatever the session's time zone is. A server that has recovered from the
--- crash of one of its processes counts as another one, because it may have lost commits that did not wait for
--- the disk: it is still the same process, but its statistics begin anew. (Up to version 14 they are read from
--- a file, which would take longer than all the rest; there the loss of the session has to be enough.)
-concat(extract(epoch FROM pg_postmaster_start_time()), '/',
-    CASE WHEN current_setting('server_version_num')::integer >= 150000
-    THEN extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()) END);
+-- Names one start of one server. A server that has recovered from the crash of one of its processes counts as
+-- another one, because it may have lost commits that did not wait for the disk: it is still the same process,
+-- but its statistics begin anew. (Up to version 14 they are read from a file, which would take longer than all
+-- the rest; there the loss of the session has to be enough.) Moments as they are sent, which no setting of the
+-- session changes: to write them as text takes longer than to move a checkpoint does besides.
+encode(timestamptz_send(pg_postmaster_start_time()) || CASE
+    WHEN current_setting('server_version_num')::integer >= 150000
+    THEN coalesce(timestamptz_send(pg_stat_get_bgwriter_stat_reset_time()), '') ELSE '' END, 'hex');
 
 -- name: head
 coalesce((SELECT max(global_sequence) FROM {schema}.events), 0);
@@ -169,10 +170,10 @@ SELECT {head}, (SELECT {server}), {has_retries}, false, (SELECT row_count FROM r
 FROM ({rows_after}) AS page;
 
 -- name: read_next
--- The first event after the number $1, in a row of event_columns; before it come the first three facts of read_page.
--- No row if there is none. Who is at the head mostly reads one event at a time, and a page takes half as long again.
-SELECT {head}, {server}, {has_retries}, {event_columns} FROM {schema}.events AS e
-WHERE global_sequence > {after} ORDER BY global_sequence LIMIT 1;
+-- The first event after the number $1, in a row of event_columns, and the second, which tells that there are more.
+-- Who is at the head mostly reads one event at a time, and for that all that a page tells besides takes too long.
+SELECT {event_columns} FROM {schema}.events AS e
+WHERE global_sequence > {after} ORDER BY global_sequence LIMIT 2;
 
 -- name: read_page_and_gaps
 -- The same with the events in the open gaps before it, as of the same moment because it is one statement. If
