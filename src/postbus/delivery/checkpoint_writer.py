@@ -236,26 +236,29 @@ class CheckpointWriter:
 
     async def write_once(self) -> None:
         """Write what was processed, without patience. StoreError."""
-        if not self._saving.locked() and (progress := self._plain_progress()) is not None:
+        progress = None if self._saving.locked() else self._plain_progress(self._advance.position)
+        if progress is not None:
             await self._store.save(progress)
 
     async def write_attempt(self, sequence: GlobalSequence, attempt: int) -> None:
         """Write what was processed, and that an attempt begins: should it end the process, it counts."""
-        await self._save(lambda: replace(self._progress(), attempt_sequence=sequence, attempt_count=attempt))
+        await self._save(
+            lambda reached: replace(self._progress(reached), attempt_sequence=sequence, attempt_count=attempt)
+        )
 
     async def write_burial(self, burial: Burial) -> None:
         """Write what was processed, and that the next event is a dead letter."""
-        await self._save(lambda: replace(self._progress(), burials=(burial,)), burial.event)
+        await self._save(lambda reached: replace(self._progress(reached), burials=(burial,)), burial.event)
 
     async def write_fed(self, events: Sequence[Event], entries: Sequence[OutboxEntry]) -> None:
         """Write that the workers of the subscriber's pool have these events, with what they are given."""
         if self._given_up:
             await self.write()
-        await self._save(lambda: replace(self._progress(), outbox=entries), *events)
+        await self._save(lambda reached: replace(self._progress(reached), outbox=entries), *events)
 
     async def write_effects(self, event: Event, effects: Effects) -> None:
         """Write the event's effects and all before it in one transaction; a refusal of them is raised."""
-        await self._save(lambda: self._progress(effects), event)
+        await self._save(lambda reached: self._progress(reached, effects), event)
 
     async def write_retry(self, outcome: RetryOutcome, effects: Effects | None) -> None:
         """Write what became of a dead letter's retry, with its effects."""
@@ -267,7 +270,7 @@ class CheckpointWriter:
                 outcome.error,
                 extra={"subscription_id": self._subscriber_id, "error": outcome.error},
             )
-        await self._save(lambda: replace(self._progress(effects), retries=(outcome,)))
+        await self._save(lambda reached: replace(self._progress(reached, effects), retries=(outcome,)))
 
     async def finish(self) -> None:
         """Ring no more, and return when nothing is being written beside a handler."""
@@ -284,18 +287,19 @@ class CheckpointWriter:
             self._alarm.cancel()
             self._alarm = None
 
-    def _plain_progress(self) -> Progress | None:
+    def _plain_progress(self, reached: LogPosition) -> Progress | None:
         """What was processed; None if there is nothing to write, or something newer may be on its way."""
-        if self._is_uncertain or not (self._has_unwritten or self._states):
+        if self._is_uncertain or not (reached != self._written or self._states):
             return None
         # Who asked for synchronous checkpoints wants each of them on disk.
         has_events = self._count > 0 and self._count_due == 1
         is_repeatable = not has_events and not self._states and not self._given_up
-        return self._progress(is_repeatable=is_repeatable)
+        return self._progress(reached, is_repeatable=is_repeatable)
 
-    def _progress(self, effects: Effects | None = None, *, is_repeatable: bool = False) -> Progress:
+    def _progress(
+        self, reached: LogPosition, effects: Effects | None = None, *, is_repeatable: bool = False
+    ) -> Progress:
         effects = effects or _NO_EFFECTS
-        reached = self._advance.position
         return Progress(
             subscriber_id=self._subscriber_id,
             epoch=self.epoch,
@@ -312,16 +316,16 @@ class CheckpointWriter:
             is_repeatable=is_repeatable,
         )
 
-    async def _save(self, make_progress: Callable[[], Progress | None], *events: Event) -> None:
+    async def _save(self, make_progress: Callable[[LogPosition], Progress | None], *events: Event) -> None:
         """Write one after the other; events that are processed meanwhile wait for the next time.
 
         With *events*, which are processed as soon as it is written.
         """
         async with self._saving:
-            progress, count, states = make_progress(), self._count, dict(self._states)
+            reached = self._advance.position
+            progress, count, states = make_progress(reached), self._count, dict(self._states)
             if progress is None:
                 return
-            reached = self._advance.position
             if events:
                 reached = self.reached(events)
                 progress = _moved(progress, reached, events[-1].id)

@@ -118,7 +118,7 @@ class Database:
 
     def statement(self) -> AbstractAsyncContextManager[Connection]:
         """As connection(), for one statement: the time limit is for the block, which is quicker."""
-        return StatementLease(self._lend, self._limit)
+        return StatementLease(self._take_idle, self._lend, self._limit)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -145,17 +145,17 @@ class Database:
 
     async def fetch(self, query: str, *args: object) -> Sequence[asyncpg.Record]:
         """The rows of one statement."""
-        async with StatementLease(self._lend, self._limit) as connection:
+        async with StatementLease(self._take_idle, self._lend, self._limit) as connection:
             return await connection.fetch(query, *args)
 
     async def fetch_row(self, query: str, *args: object) -> asyncpg.Record | None:
         """The first row of one statement."""
-        async with StatementLease(self._lend, self._limit) as connection:
+        async with StatementLease(self._take_idle, self._lend, self._limit) as connection:
             return await connection.fetchrow(query, *args)
 
     async def execute(self, query: str, *args: object) -> str:
         """Run one statement; its command tag."""
-        async with StatementLease(self._lend, self._limit) as connection:
+        async with StatementLease(self._take_idle, self._lend, self._limit) as connection:
             return await connection.execute(query, *args)
 
     async def ensure_open(self) -> None:
@@ -170,8 +170,18 @@ class Database:
         if asyncio.get_running_loop() is not self._loop:
             raise BusLoopError("the store was opened in another event loop; make one for each event loop")
 
+    def _take_idle(self) -> tuple[Pool, Connection] | None:
+        if not self._is_usable or self._pool is None or (connection := self._pool.take_idle()) is None:
+            return None
+        return self._pool, connection
+
+    @property
+    def _is_usable(self) -> bool:
+        is_here = asyncio.get_running_loop() is self._loop and os.getpid() == self._process
+        return self._is_open and is_here
+
     async def _lend(self) -> tuple[Pool, Connection]:
-        if not self._is_open or asyncio.get_running_loop() is not self._loop or os.getpid() != self._process:
+        if not self._is_usable:
             await self.ensure_open()
         assert self._pool is not None
         # For every statement: a block that translates would be three calls more.

@@ -57,15 +57,20 @@ class TimedLease(Lease):
 class StatementLease(Lease):
     """As Lease, for one statement of ours: with it ends the time that it may take."""
 
-    __slots__ = ("_is_cut_off", "_limit", "_request_count", "_task")
+    __slots__ = ("_is_cut_off", "_limit", "_request_count", "_take_idle", "_task")
 
     def __init__(
-        self, acquire: Callable[[], Awaitable[tuple[Pool, Connection]]], limit: StatementLimit
+        self,
+        take_idle: Callable[[], tuple[Pool, Connection] | None],
+        acquire: Callable[[], Awaitable[tuple[Pool, Connection]]],
+        limit: StatementLimit,
     ) -> None:
-        self._acquire, self._is_changed, self._limit, self._is_cut_off = acquire, False, limit, False
+        self._take_idle, self._acquire, self._is_changed = take_idle, acquire, False
+        self._limit, self._is_cut_off = limit, False
 
     async def __aenter__(self) -> Connection:
-        self._pool, self._connection = await self._acquire()
+        # Few calls, here and at the end: this is a part of what every small statement takes.
+        self._pool, self._connection = self._take_idle() or await self._acquire()
         self._task = asyncio.current_task()
         assert self._task is not None, "statements are awaited in tasks"
         self._request_count = self._task.cancelling()
@@ -78,6 +83,8 @@ class StatementLease(Lease):
         self._limit.end(self)
         if self._is_cut_off:
             error = self._judge(error)
+        elif error is None and self._pool.give_back(self._connection):
+            return
         await super().__aexit__(kind, error, traceback)
 
     def cut_off(self) -> None:

@@ -46,17 +46,34 @@ class OwnPool:
         """A connection that is idle, or new, or the next that is given back."""
         if self._is_closed:
             raise StoreClosedError("the store is closed; await store.open() first")
-        connection = self._take_idle() or await self._open_or_wait()
-        self._lent.add(connection)
+        connection = self.take_idle()
+        if connection is None:
+            connection = await self._open_or_wait()
+            self._lent.add(connection)
         return connection
+
+    def take_idle(self) -> Connection | None:
+        """The one that was used last, if one is idle."""
+        while self._idle and not self._is_closed:
+            connection, _ = self._idle.pop()
+            if not connection.is_closed():
+                self._lent.add(connection)
+                return connection
+            self._free_place()
+        return None
+
+    def give_back(self, connection: Connection) -> bool:
+        """Take it back at once, if it is what it was."""
+        if connection.is_closed() or connection.is_in_transaction():
+            return False
+        self._give_back(connection)
+        return True
 
     async def release(self, connection: Connection, *, is_settled: bool, is_changed: bool = False) -> None:
         """Take it back at once, or as soon as it is what it was."""
         if connection.is_closed():
             self._discard(connection)
-        elif is_settled and not is_changed and not connection.is_in_transaction():
-            self._give_back(connection)
-        else:
+        elif not is_settled or is_changed or not self.give_back(connection):
             # Not for the user to wait for, who may have been cancelled.
             keep(self._tasks, self._restore(connection, is_changed))
 
@@ -88,14 +105,6 @@ class OwnPool:
             self._idle.clear()
             for task in self._tasks:
                 task.cancel()
-
-    def _take_idle(self) -> Connection | None:
-        while self._idle:
-            connection, _ = self._idle.pop()
-            if not connection.is_closed():
-                return connection
-            self._free_place()
-        return None
 
     async def _open_or_wait(self) -> Connection:
         if self._open_count < self._size:
