@@ -18,6 +18,7 @@ from postbus.delivery.deliveries import (
 )
 from postbus.delivery.failures import Failed, FailureMemory, Failures
 from postbus.delivery.gap_watch import GapWatch
+from postbus.delivery.halt import Halt
 from postbus.delivery.handler_watch import HandlerWatch
 from postbus.delivery.log_reader import LogReader
 from postbus.delivery.outbox.feed import OutboxFeed
@@ -51,8 +52,9 @@ class Surroundings:
     suspects: Suspects
     transactions: asyncio.Lock
     """One batch of a transactional subscriber at a time."""
+    halt: Halt
     has_changed: Callable[[], bool]
-    """Whether the subscriber is to pause or to stop."""
+    """Whether the halt is due, for whoever need not know it after every event."""
     wake: Callable[[], None]
     on_page: Callable[[], None]
     """A page of the log was delivered."""
@@ -205,7 +207,7 @@ class Ownership:
                 around.has_changed,
             )
         return SingleDeliveries(
-            receiver, self.writer, self._failures, around.patience, self._watch, around.has_changed
+            receiver, self.writer, self._failures, around.patience, self._watch, around.halt
         )
 
     def _forget_written(self) -> None:

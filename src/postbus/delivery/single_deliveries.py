@@ -12,6 +12,7 @@ from postbus.delivery.deliveries import (
     sequence_of,
 )
 from postbus.delivery.failures import Failed, Failures
+from postbus.delivery.halt import Halt
 from postbus.delivery.handler_calls import HandlerCalls
 from postbus.delivery.handler_watch import HandlerWatch
 from postbus.delivery.patience import Patience
@@ -39,11 +40,11 @@ class SingleDeliveries:
         failures: Failures,
         patience: Patience,
         watch: HandlerWatch,
-        has_changed: Callable[[], bool],
+        halt: Halt,
     ) -> None:
         self._receiver, self._writer = receiver, writer
         self._failures, self._patience, self._watch = failures, patience, watch
-        self._calls, self._has_changed = HandlerCalls(watch, patience), has_changed
+        self._calls, self._halt = HandlerCalls(watch, patience), halt
         self.current: Event | None = None
         """The event whose handler runs, or ran last."""
 
@@ -79,7 +80,7 @@ class SingleDeliveries:
             # What the last of them make due is for whoever reads on to write.
             if writer.is_due and index < len(events):
                 await writer.write()
-            if self._has_changed():
+            if self._halt.is_due:
                 break
         return index
 
@@ -113,7 +114,7 @@ class SingleDeliveries:
         The outcome of the first attempt for the event at which it stopped, if that has failed already.
         This loop is what catching up costs.
         """
-        watch, now, has_changed = self._watch, self._watch.now, self._has_changed
+        watch, now, halt = self._watch, self._watch.now, self._halt
         until = min(until, self._writer.begin_stretch(stretch))
         watch.begin()
         try:
@@ -136,7 +137,7 @@ class SingleDeliveries:
                 stretch.index += 1
                 # The end of one handler is the beginning of the next.
                 watch.began_at = moment = now()
-                if moment >= until or has_changed():
+                if moment >= until or halt.is_due:
                     break
         finally:
             watch.end()
@@ -216,7 +217,7 @@ class SingleDeliveries:
                 return outcome
             failure_count += 1
             await self._patience.wait_after(outcome, failure_count)
-            if self._has_changed():
+            if self._halt.is_due:
                 self._patience.recover()
                 raise PutOffError
 

@@ -10,6 +10,7 @@ from postbus.config import InstanceMode, ReliableDeliveryConfig
 from postbus.delivery.attempts import describe_error
 from postbus.delivery.deliveries import LeftBehindError
 from postbus.delivery.failures import FailureMemory
+from postbus.delivery.halt import Halt
 from postbus.delivery.log_reader import LogReader
 from postbus.delivery.outbox.drain import OutboxDrain
 from postbus.delivery.ownership import Ownership, Surroundings
@@ -68,6 +69,7 @@ class SubscriberLoop:
         self._is_coordinated = config.instance_mode is InstanceMode.COORDINATED and part is None
         self._members = store.members if self._is_coordinated else None
         self.patience = Patience(subscriber.id, clock, noise, self._note_progress)
+        self._halt = Halt()
         self._around = Surroundings(
             store=store,
             reader=reader,
@@ -78,6 +80,7 @@ class SubscriberLoop:
             memory=FailureMemory(),
             suspects=suspects,
             transactions=transactions,
+            halt=self._halt,
             has_changed=self._has_changed,
             wake=self.wake,
             on_page=self._note_progress,
@@ -204,6 +207,7 @@ class SubscriberLoop:
     def pause(self) -> None:
         """Deliver nothing after the event at hand."""
         self._is_paused = True
+        self._look_at_halt()
         self._old_parts.pause()
         self.wake()
 
@@ -213,6 +217,7 @@ class SubscriberLoop:
             self._layout.lose()
         if self._has_lock or self._ownership is not None or self._part is not None:
             self._is_lost = True
+            self._look_at_halt()
             self.wake()
 
     async def look_at_gaps(self) -> None:
@@ -227,6 +232,7 @@ class SubscriberLoop:
     def resume(self) -> None:
         """Go on."""
         self._is_paused = False
+        self._look_at_halt()
         self._old_parts.resume()
         if self._phase == "paused":
             self._set_phase("catching_up")
@@ -236,6 +242,7 @@ class SubscriberLoop:
     def stop(self) -> None:
         """End after the event at hand, its checkpoint written."""
         self.patience.stop()
+        self._look_at_halt()
         self._leave()
         self._old_parts.stop()
         self.wake()
@@ -473,6 +480,7 @@ class SubscriberLoop:
     async def _start_over(self) -> None:
         ownership, self._ownership = self._ownership, None
         self._is_lost = False
+        self._look_at_halt()
         self._release_lock()
         if ownership is not None:
             self._known = ownership.writer.written
@@ -486,6 +494,7 @@ class SubscriberLoop:
             self._ownership = None
         # The next ownership is another one, also if the locks were lost during this one.
         self._is_lost = False
+        self._look_at_halt()
         self._release_lock()
         self._set_phase("standby")
         await self.patience.sleep(_SECONDS_AFTER_ERROR)
@@ -528,8 +537,11 @@ class SubscriberLoop:
             self._ownership.stop()
         self.start()
 
+    def _look_at_halt(self) -> None:
+        self._halt.is_due = self._is_paused or self._is_lost or self.patience.is_stopping
+
     def _has_changed(self) -> bool:
-        return self._is_paused or self._is_lost or self.patience.is_stopping
+        return self._halt.is_due
 
     def _set_phase(self, phase: str) -> None:
         if phase != self._phase:

@@ -17,7 +17,13 @@ from postbus.ports import WantedEvents
 from postbus.storable import LARGEST_NUMBER
 from postbus.stores.postgres.database import Database
 from postbus.stores.postgres.number_lists import to_literal
-from postbus.stores.postgres.page_columns import PageColumns, decode_numbers, decode_pieces, page_columns
+from postbus.stores.postgres.page_columns import (
+    PageColumns,
+    decode_numbers,
+    decode_pieces,
+    join_numbers,
+    page_columns,
+)
 from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.pool import Connection
 from postbus.stores.postgres.query_parts import fill_parts
@@ -107,7 +113,7 @@ class LogPages:
             raise
         facts = _Facts(*rows[0][:_FACT_COUNT])
         pieces = page_columns((row[_FACT_COUNT:] for row in rows), after.head)
-        numbers = [number for piece in pieces for number in piece.numbers]
+        numbers = join_numbers(pieces)
         self._head, self._come_singly = facts.head, len(numbers) <= 1
         self._read_at = asyncio.get_running_loop().time()
         self._may_have_retries = facts.may_have_retries

@@ -75,6 +75,15 @@ def decode_pieces(pieces: Sequence[PageColumns]) -> list[Event]:
     return events
 
 
+def join_numbers(pieces: Sequence[PageColumns]) -> Sequence[GlobalSequence]:
+    """Those of all pieces, in order."""
+    numbers: list[Any] = [piece.numbers for piece in pieces]
+    # Before the next page can be asked for: where no number is missing, the first and the last tell all.
+    if pieces and all(type(each) is range for each in numbers):
+        return range(numbers[0].start, numbers[-1].stop)  # type: ignore[return-value]
+    return [number for each in numbers for number in each]
+
+
 def decode_numbers(text: str | None) -> Sequence[GlobalSequence]:
     """Numbers that come as JSON; none if there is no text."""
     return () if text is None else _decode_list(text)  # type: ignore[return-value]
