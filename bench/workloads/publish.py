@@ -30,7 +30,9 @@ _RAW: tuple[tuple[str, str, Run], ...] = (
 _RAW_BATCHES: tuple[tuple[str, str, Run], ...] = (
     ("raw-tasks", "raw: 100 tasks that wait for a shared commit in a thread and a handler, marked done later",
      raw_shared.commit_for_tasks),
-    ("raw-specified", "raw: the same, the specification's schema", raw.commit_groups_as_specified),
+    ("raw-tasks-own", "raw: the same in the table of the bus, with all its columns and indexes",
+     partial(raw_shared.commit_for_tasks, table=raw_shared.OWN)),
+    ("raw-specified", "raw: 100 per commit, the specification's schema", raw.commit_groups_as_specified),
     ("raw-batch", "raw: executemany of 1000 in one transaction, inserted only", raw.insert_batches),
 )  # fmt: skip
 _PEERS: tuple[tuple[str, str, Run], ...] = (
