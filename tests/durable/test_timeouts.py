@@ -160,6 +160,32 @@ class TestStubbornHandlers:
         await until(lambda: handler.finish_count == 3)
         await soon(bus.shutdown())
 
+    async def test_whoever_waits_for_a_checkpoint_is_told_by_the_one_that_goes_on(
+        self, make_bus: MakeBus, clock: ManualClock
+    ) -> None:
+        """Also while that one is at a handler again that takes its time."""
+        bus, handler, slow = make_bus(), StubbornHandler(1), asyncio.Event()
+
+        async def handle(event: Event) -> None:
+            await handler(event)
+            if event.payload == 3:
+                await slow.wait()
+
+        bus.subscribe("*", handle, id=ID, timeout=5, retry=ONCE)
+        await publish_numbers(bus, 1, 2, 3)
+        await soon(handler.started.wait())
+        waiting = start(bus.subscription(ID).wait_for(2))
+        await let_others_run()
+        await clock.advance(5)
+        await clock.advance(1)
+        await until(lambda: len(handler.events) == 3)
+        await soon(waiting)
+
+        # The handlers of the second and the third event have run, and that of the first is still at it.
+        assert (handler.finish_count, slow.is_set()) == (2, False)
+        slow.set()
+        handler.released.set()
+
     async def test_every_attempt_counts(self, make_bus: MakeBus, clock: ManualClock) -> None:
         """Two retries: called three times, three errors, none of them an interruption."""
         bus, handler = make_bus(), StubbornHandler(1)

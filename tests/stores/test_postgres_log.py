@@ -13,7 +13,7 @@ from postbus.errors import EventNotFoundError, InvalidConfigError, StoreBusyErro
 from postbus.events import Event, EventStatus, Gap, GlobalSequence, UndecodablePayload
 from postbus.policy.gaps import SubscriberState
 from postbus.policy.patterns import TypeFilter, matches
-from postbus.stores.postgres import PgEventStore, log_pages
+from postbus.stores.postgres import PgEventStore
 from postbus.stores.postgres.log_pages import decode_page
 from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.rows import columns_from_rows
@@ -215,24 +215,23 @@ class TestOneByOne:
         assert (numbers_of(first), known_head) == ([2], 3)
         assert (numbers_of(second), store.log.known_head) == ([3, 4, 5], 5)
 
-    async def test_now_and_then_it_is_a_page(
-        self, store: PgEventStore, writer: Session, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Else nobody would learn that a retry is wanted as long as one event comes after the other."""
+    async def test_it_tells_of_retries(self, store: PgEventStore, writer: Session) -> None:
+        """Whoever is woken for an event and for a retry at once reads only once."""
         await insert(writer, [1])
         before = await store.log.read(START, 10, None)
         await insert(writer, [2])
+        without = await store.log.read(position(1), 10, None)
+        await insert(writer, [3])
         await writer.execute(
             "INSERT INTO event_bus_dlq (id, subscriber_id, event_id, global_sequence, retry_count, "
             "created_at, error_history, event_type, event_created_at, retry_wanted_at) "
             "VALUES ('1', 'mail', '1', 1, 1, now(), '[]', 'order.placed', now(), now())"
         )
-        soon = await store.log.read(position(1), 10, None)
-        monkeypatch.setattr(log_pages, "_SECONDS_BETWEEN_PAGES", 0.0)
-        later = await store.log.read(position(1), 10, None)
+        wanted = await store.log.read(position(2), 10, None)
 
-        assert [page.may_have_retries for page in (before, soon, later)] == [False, False, True]
-        assert numbers_of(soon) == numbers_of(later) == [2]
+        assert [page.may_have_retries for page in (before, without, wanted)] == [False, False, True]
+        assert (numbers_of(without), numbers_of(wanted)) == ([2], [3])
+        assert without.server is wanted.server is None
 
     async def test_the_limit_0_reads_nothing(self, store: PgEventStore, writer: Session) -> None:
         await insert(writer, [1])

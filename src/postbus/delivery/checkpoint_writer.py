@@ -81,8 +81,9 @@ class CheckpointWriter:
         # When a part began to pass over what is in others.
         self._skipped_at = -math.inf
         self._states: dict[tuple[str, str], StateWrite] = {}
-        # The position that somebody waits for to be written.
+        # The position that somebody waits for to be written, and one that is to be written for our own sake.
         self._wanted: GlobalSequence | None = None
+        self._urgent: GlobalSequence | None = None
         # A write was cancelled, and may come to its end all the same.
         self._is_uncertain = False
         self._alarm: asyncio.Task[None] | None = None
@@ -144,7 +145,9 @@ class CheckpointWriter:
         # Also where no alarm can ring, because no handler ever lets the event loop turn.
         if self._count and self._clock.monotonic() >= self._due_at:
             return True
-        if self._wanted is not None and self._advance.is_processed(self._wanted):
+        if self._urgent is not None or (
+            self._wanted is not None and self._advance.is_processed(self._wanted)
+        ):
             return self._has_unwritten
         return not self._count and self._has_skipped_much
 
@@ -169,7 +172,7 @@ class CheckpointWriter:
 
     def want_now(self) -> None:
         """Write the event at hand without waiting for others."""
-        self._wanted = self.position
+        self._urgent = self.position
 
     def begin_page(self, missing: Sequence[Gap]) -> None:
         """The next events come from a page in which these numbers are missing."""
@@ -379,6 +382,8 @@ class CheckpointWriter:
         if (reached.head, reached.contiguous) >= (self._written.head, self._written.contiguous):
             self._written = reached
         self._on_written()
+        if self._urgent is not None and self.is_written(self._urgent):
+            self._urgent = None
         if self._wanted is not None and self.is_written(self._wanted):
             # Whoever waits for more says so again.
             self._wanted = None

@@ -49,7 +49,7 @@ class Patience:
         self._on_change = on_change
         self._stopping = asyncio.Event()
         self.is_stopping = False
-        """Whether the subscriber is to stop. (Asked for every event, so it is no property.)"""
+        """Whether the subscriber is to stop."""
         self.reason: str | None = None
         """Why nothing goes on at the moment, if so."""
 

@@ -41,14 +41,6 @@ class BorrowedPool:
                 f"{ACQUIRE_SECONDS:g} s; try again, or give it a larger max_size"
             ) from None
 
-    def take_idle(self) -> Connection | None:
-        """None: of the user's pool one is asked for."""
-        return None
-
-    def give_back(self, connection: Connection) -> bool:  # noqa: ARG002
-        """False: the user's pool resets it."""
-        return False
-
     async def release(
         self,
         connection: Connection,

@@ -88,6 +88,8 @@ class Database:
             if self._is_open:
                 return
             self._pool = self._make_pool()
+            # The last one is of the event loop in which it was opened then, and may still have work to do.
+            self._limit = StatementLimit()
             self._handler_places = asyncio.Semaphore(self.most_handlers)
             try:
                 await self._prepare()
@@ -108,7 +110,6 @@ class Database:
             self._is_open = False
             assert self._pool is not None
             await asyncio.gather(self.session.stop(), self._pool.close())
-            self._limit.stop()
             if self._openings:
                 await asyncio.wait(self._openings, timeout=CLOSE_SECONDS)
 
@@ -117,8 +118,11 @@ class Database:
         return TimedLease(self._lend)
 
     def statement(self) -> AbstractAsyncContextManager[Connection]:
-        """As connection(), for one statement: the time limit is for the block, which is quicker."""
-        return StatementLease(self._take_idle, self._lend, self._limit)
+        """As connection(), for one statement: that is quicker, since the time limit is for the block."""
+        if isinstance(self._target, str):
+            return StatementLease(self._take_idle, self._lend, self._limit)
+        # Those of a user's pool may have a limit of the user's, which only one of the statement's replaces.
+        return TimedLease(self._lend)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -145,17 +149,17 @@ class Database:
 
     async def fetch(self, query: str, *args: object) -> Sequence[asyncpg.Record]:
         """The rows of one statement."""
-        async with StatementLease(self._take_idle, self._lend, self._limit) as connection:
+        async with self.statement() as connection:
             return await connection.fetch(query, *args)
 
     async def fetch_row(self, query: str, *args: object) -> asyncpg.Record | None:
         """The first row of one statement."""
-        async with StatementLease(self._take_idle, self._lend, self._limit) as connection:
+        async with self.statement() as connection:
             return await connection.fetchrow(query, *args)
 
     async def execute(self, query: str, *args: object) -> str:
         """Run one statement; its command tag."""
-        async with StatementLease(self._take_idle, self._lend, self._limit) as connection:
+        async with self.statement() as connection:
             return await connection.execute(query, *args)
 
     async def ensure_open(self) -> None:
@@ -171,9 +175,10 @@ class Database:
             raise BusLoopError("the store was opened in another event loop; make one for each event loop")
 
     def _take_idle(self) -> tuple[Pool, Connection] | None:
-        if not self._is_usable or self._pool is None or (connection := self._pool.take_idle()) is None:
+        if not self._is_usable or not isinstance(self._pool, OwnPool):
             return None
-        return self._pool, connection
+        connection = self._pool.take_idle()
+        return None if connection is None else (self._pool, connection)
 
     @property
     def _is_usable(self) -> bool:

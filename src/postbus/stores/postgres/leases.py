@@ -11,6 +11,7 @@ import asyncpg
 from asyncpg.transaction import Transaction
 
 from postbus.stores.postgres import lent
+from postbus.stores.postgres.own_pool import OwnPool
 from postbus.stores.postgres.pool import Connection, Pool
 from postbus.stores.postgres.statement_limit import StatementLimit
 from postbus.stores.postgres.translation import DRIVER_ERRORS, translate
@@ -55,7 +56,7 @@ class TimedLease(Lease):
 
 
 class StatementLease(Lease):
-    """As Lease, for one statement of ours: with it ends the time that it may take."""
+    """As Lease, for one statement of ours on a connection of our own: the limit is for the whole block."""
 
     __slots__ = ("_is_cut_off", "_limit", "_request_count", "_take_idle", "_task")
 
@@ -65,6 +66,7 @@ class StatementLease(Lease):
         acquire: Callable[[], Awaitable[tuple[Pool, Connection]]],
         limit: StatementLimit,
     ) -> None:
+        """*acquire* waits for a connection if there is none to take at once."""
         self._take_idle, self._acquire, self._is_changed = take_idle, acquire, False
         self._limit, self._is_cut_off = limit, False
 
@@ -83,7 +85,7 @@ class StatementLease(Lease):
         self._limit.end(self)
         if self._is_cut_off:
             error = self._judge(error)
-        elif error is None and self._pool.give_back(self._connection):
+        elif error is None and isinstance(self._pool, OwnPool) and self._pool.give_back(self._connection):
             return
         await super().__aexit__(kind, error, traceback)
 

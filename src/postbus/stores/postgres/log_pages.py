@@ -36,10 +36,8 @@ _MUCH_TEXT = 1024 * 1024
 _SLICE_OF_TEXT = 256 * 1024
 # One event is found soon enough with a plan for a log of a quarter of the size: a new plan takes longer.
 _DOUBLINGS_OF_NEXT = 2
-# Where the moment of an event is among its columns.
-_MOMENT = 4
-# Now and then what only a whole page tells has to be known, also where one event comes after the other.
-_SECONDS_BETWEEN_PAGES = 1.0
+# Where the moment of an event is among the columns of read_next, and whether there are retries.
+_MOMENT, _HAS_RETRIES = 4, 8
 
 
 class _Facts(NamedTuple):
@@ -77,10 +75,8 @@ class LogPages:
         self._read_last_drawn = whole["read_last_drawn"]
         self._size = PageSize()
         self._head = 0
-        # Whether the last whole page had no more than one event, when it was read, and what it told.
+        # Whether the last whole page had no more than one event.
         self._come_singly = False
-        self._read_at = -math.inf
-        self._may_have_retries = True
         self._sized: dict[tuple[str, int], str] = {}
 
     async def read_next(
@@ -88,8 +84,6 @@ class LogPages:
     ) -> tuple[LogPage, GlobalSequence] | None:
         """A page of the one event that comes next, and how far the log goes; None: only read() can tell."""
         if not self._come_singly or after.head < self._head or wanted is not None or after.open or limit <= 0:
-            return None
-        if asyncio.get_running_loop().time() - self._read_at >= _SECONDS_BETWEEN_PAGES:
             return None
         query = self._fit(self._read_next, _DOUBLINGS_OF_NEXT)
         rows = await self._database.fetch(query, min(after.head, LARGEST_NUMBER))
@@ -99,7 +93,7 @@ class LogPages:
             return None
         self._head = rows[-1][0]
         event = event_from_row(rows[0])
-        page = LogPage([event], rows[0][0], may_have_retries=self._may_have_retries)
+        page = LogPage([event], rows[0][0], may_have_retries=rows[0][_HAS_RETRIES])
         return page, GlobalSequence(self._head)
 
     async def read(
@@ -115,8 +109,6 @@ class LogPages:
         pieces = page_columns((row[_FACT_COUNT:] for row in rows), after.head)
         numbers = join_numbers(pieces)
         self._head, self._come_singly = facts.head, len(numbers) <= 1
-        self._read_at = asyncio.get_running_loop().time()
-        self._may_have_retries = facts.may_have_retries
         is_beyond = facts.head < after.head and after.head > await connection.fetchval(self._read_last_drawn)
         up_to, missing = _reach(facts, numbers, after, is_whole=wanted is None)
         page = LogPage(

@@ -53,7 +53,7 @@ class OwnPool:
         return connection
 
     def take_idle(self) -> Connection | None:
-        """The one that was used last, if one is idle."""
+        """As acquire(), if that can be done without waiting: the one that was used last."""
         while self._idle and not self._is_closed:
             connection, _ = self._idle.pop()
             if not connection.is_closed():
@@ -63,7 +63,7 @@ class OwnPool:
         return None
 
     def give_back(self, connection: Connection) -> bool:
-        """Take it back at once, if it is what it was."""
+        """As release() after a statement that has ended well; False: only that can do it."""
         if connection.is_closed() or connection.is_in_transaction():
             return False
         self._give_back(connection)

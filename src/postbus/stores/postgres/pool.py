@@ -31,14 +31,6 @@ class Pool(Protocol):
         """A connection for one user; StoreUnavailableError if none becomes free in time."""
         ...
 
-    def take_idle(self) -> Connection | None:
-        """As acquire(), if that can be done without waiting: for one statement the waiting costs too much."""
-        ...
-
-    def give_back(self, connection: Connection) -> bool:
-        """As release() after a statement that has ended well; False: only that can do it."""
-        ...
-
     async def release(self, connection: Connection, *, is_settled: bool, is_changed: bool = False) -> None:
         """Take it back.
 

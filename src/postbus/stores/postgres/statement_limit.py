@@ -8,6 +8,10 @@ from typing import Protocol
 
 from postbus.stores.postgres import lent
 
+# An event loop that somebody has held up finds the answers that have come meanwhile: they are no reason to
+# cut anything off.
+_SECONDS_TO_ANSWER = 0.05
+
 
 class Limited(Protocol):
     """Something that must not take too long."""
@@ -18,11 +22,13 @@ class Limited(Protocol):
 
 
 class StatementLimit:
-    """Cuts off what is not over within COMMAND_SECONDS."""
+    """Cuts off what is not over within COMMAND_SECONDS. In one event loop."""
 
     def __init__(self) -> None:
         # When each has to be over, the first first: all have the same time.
         self._ends: dict[Limited, float] = {}
+        # What was found to take too long by the last look.
+        self._overdue: set[Limited] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, limited: Limited) -> None:
@@ -37,18 +43,13 @@ class StatementLimit:
         """It is over."""
         self._ends.pop(limited, None)
 
-    def stop(self) -> None:
-        """Cut nothing off any more."""
-        self._ends.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def _look(self) -> None:
-        self._timer = None
         loop = asyncio.get_running_loop()
-        for limited, end in list(self._ends.items()):
-            if end > loop.time():
-                self._timer = loop.call_at(end, self._look)
-                return
+        overdue = {limited for limited, end in self._ends.items() if end <= loop.time()}
+        for limited in overdue & self._overdue:
             limited.cut_off()
+        self._overdue, self._timer = overdue, None
+        if overdue:
+            self._timer = loop.call_later(_SECONDS_TO_ANSWER, self._look)
+        elif self._ends:
+            self._timer = loop.call_at(min(self._ends.values()), self._look)

@@ -172,7 +172,8 @@ FROM ({rows_after}) AS page;
 -- name: read_next
 -- The first event after the number $1, in a row of event_columns, and the second, which tells that there are more.
 -- Who is at the head mostly reads one event at a time, and for that all that a page tells besides takes too long.
-SELECT {event_columns} FROM {schema}.events AS e
+-- But who was woken for the event may have been woken for a retry as well.
+SELECT {event_columns}, {has_retries} FROM {schema}.events AS e
 WHERE global_sequence > {after} ORDER BY global_sequence LIMIT 2;
 
 -- name: read_page_and_gaps
