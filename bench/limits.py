@@ -106,9 +106,9 @@ LIMITS: Mapping[str, Limit] = {
     ),
     "PostgreSQL: synchronous checkpoints ÷ raw commits": Limit(
         "raw moves a number by its key. The bus's statement is fenced by the epoch and the server of the "
-        "claim, goes only forwards and holds gaps: the server takes 3 to 8 µs more for it. The handler, its "
-        "watch, the checkpoint and a connection are 12 µs of Python in a busy process, and nearly twice "
-        "as much where it has waited for the disk"
+        "claim, goes only forwards and holds gaps: the server takes about 5 µs more for it. The handler, its "
+        "watch, the checkpoint and a connection are 12 µs of Python in a busy process, two to three times as "
+        "much where it has waited for the disk"
     ),
     "PostgreSQL: synchronous checkpoints ÷ eventsourcing, tracked": Limit(
         "raw commits with nothing to deliver are themselves no more than so many times as quick",
