@@ -77,7 +77,7 @@ def wait_for_child(process: "subprocess.Popen[Any]") -> int:
 
 def children_of(parent: int) -> list[int]:
     """Those that are still there."""
-    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True)
     lines = [line.split(maxsplit=2) for line in listed.stdout.splitlines()[1:]]
     return [int(pid) for pid, ppid, words in lines if int(ppid) == parent and "ops.bench.child" in words]
 
