@@ -31,7 +31,7 @@ from postbus.events import (
     SubscriberId,
 )
 from postbus.ids import new_event_id
-from postbus.policy.checkpoints import PendingCheckpoint, due_at, events_until_due
+from postbus.policy.checkpoints import events_until_due, seconds_until_due
 from postbus.policy.gaps import SubscriberState
 from postbus.ports import CheckpointStore, Clock
 
@@ -73,7 +73,7 @@ class CheckpointWriter:
         self._written = self._noted.position
         self._given_up: tuple[Gap, ...] = ()
         self._event_id = checkpoint.event_id
-        self._mode, self._count_due = mode, events_until_due(mode)
+        self._count_due, self._max_delay = events_until_due(mode), seconds_until_due(mode)
         self._count = 0
         # What is delivered at the moment: its events are taken note of when somebody wants to know.
         self._stretch: Stretch | None = None
@@ -392,7 +392,7 @@ class CheckpointWriter:
     def _ring_later(self, first_event_at: float) -> None:
         if self._count_due == 1 or self._is_stopped:
             return
-        self._due_at = due_at(PendingCheckpoint().add(1, first_event_at), self._mode)
+        self._due_at = first_event_at + self._max_delay
         if self._alarm is None:
             self._alarm = asyncio.get_running_loop().create_task(self._ring(), name="postbus checkpoint")
 

@@ -102,7 +102,12 @@ class Saving:
             values = (
                 progress.subscriber_id,
                 progress.epoch,
-                *_move_values(progress, now),
+                progress.position,
+                _head_of(progress),
+                _gaps_or_none(progress),
+                progress.event_id,
+                now,
+                progress.server,
                 commit_mode,
                 place,
             )
@@ -119,15 +124,20 @@ class Saving:
         tag = await self._database.execute(
             self._queries["move_checkpoints"],
             [each.subscriber_id for each in given],
-            to_literal(each.epoch for each in given),
-            *_move_values(given[0], now),
+            to_literal([each.epoch for each in given]),
+            to_literal([each.position for each in given]),
+            to_literal([_head_of(each) for each in given]),
+            _gaps_or_none(given[0]),
+            [each.event_id for each in given],
+            now,
+            given[0].server,
             _commit_mode(given),
         )
         return tag == f"UPDATE {len(given)}"
 
     async def _write_many(self, given: Sequence[Progress], now: datetime) -> set[tuple[SubscriberId, int]]:
         """Whose checkpoints were written."""
-        if _are_in_step(given) and await self._move_together(given, now):
+        if _have_same_gaps(given) and await self._move_together(given, now):
             return {(each.subscriber_id, each.epoch) for each in given}
         ids, epochs, positions, heads, gaps, event_ids, _, sequences, counts, servers = map(
             list, zip(*(_checkpoint_values(each, now) for each in given), strict=True)
@@ -247,22 +257,18 @@ def _is_simple(progress: Progress) -> bool:
     return progress.attempt_sequence is None and not progress.attempt_count
 
 
-def _are_in_step(given: Sequence[Progress]) -> bool:
+def _have_same_gaps(given: Sequence[Progress]) -> bool:
     """Whether move_checkpoints is enough."""
-    places = {(each.position, each.head, each.open, each.event_id, each.server) for each in given}
-    return len(places) == 1 and all(map(_is_simple, given))
+    first = given[0]
+    return all(each.open == first.open and each.server == first.server and _is_simple(each) for each in given)
 
 
-def _move_values(progress: Progress, now: datetime) -> tuple[Any, ...]:
-    """What move_checkpoint and move_checkpoints are told of the place in the log."""
-    return (
-        progress.position,
-        progress.position if progress.head is None else progress.head,
-        to_literal(gaps_to_array(progress.open)) if progress.open else None,
-        progress.event_id,
-        now,
-        progress.server,
-    )
+def _head_of(progress: Progress) -> int:
+    return progress.position if progress.head is None else progress.head
+
+
+def _gaps_or_none(progress: Progress) -> str | None:
+    return to_literal(gaps_to_array(progress.open)) if progress.open else None
 
 
 def _checkpoint_values(progress: Progress, now: datetime) -> tuple[Any, ...]:
@@ -271,7 +277,7 @@ def _checkpoint_values(progress: Progress, now: datetime) -> tuple[Any, ...]:
         progress.subscriber_id,
         progress.epoch,
         progress.position,
-        progress.position if progress.head is None else progress.head,
+        _head_of(progress),
         to_literal(gaps_to_array(progress.open)),
         progress.event_id,
         now,

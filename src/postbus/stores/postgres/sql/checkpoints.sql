@@ -69,15 +69,20 @@ WHERE ctid = $10 AND subscriber_id = $1 AND epoch = $2 AND coalesce($8 = {server
 RETURNING ctid;
 
 -- name: move_checkpoints
--- As move_checkpoint, by their keys, for several who have come to the same place in the log, as those do who read
--- the same pages: quicker than save_checkpoints, the more of them there are. For the SELECTs see there.
+-- As move_checkpoint, by their keys, for several who have the same gaps open ($5), most often none: in two thirds
+-- of the time of save_checkpoints. For the SELECTs see there.
 UPDATE {schema}.event_bus_checkpoints AS present
-SET last_global_sequence = $3, head = $4, open_gaps = coalesce($5::text::bigint[], ARRAY[]::bigint[]),
-    last_event_id = coalesce($6, last_event_id), updated_at = $7, attempt_sequence = NULL, attempt_count = 0
-FROM unnest((SELECT $1::text[]), (SELECT $2::text::bigint[])) AS given (subscriber_id, epoch)
+SET last_global_sequence = given.position, head = given.head,
+    open_gaps = coalesce($5::text::bigint[], ARRAY[]::bigint[]),
+    last_event_id = coalesce(given.event_id, last_event_id), updated_at = $7,
+    attempt_sequence = NULL, attempt_count = 0
+FROM unnest(
+    (SELECT $1::text[]), (SELECT $2::text::bigint[]), (SELECT $3::text::bigint[]), (SELECT $4::text::bigint[]),
+    (SELECT $6::text[])
+) AS given (subscriber_id, epoch, position, head, event_id)
 WHERE present.subscriber_id = given.subscriber_id AND present.epoch = given.epoch
     AND coalesce($8 = {server}, true)
-    AND ($3, $4) > (last_global_sequence, coalesce(head, last_global_sequence))
+    AND (given.position, given.head) > (last_global_sequence, coalesce(present.head, last_global_sequence))
     AND ($9::text IS NULL OR set_config('synchronous_commit', $9, true) IS NOT NULL);
 
 -- name: save_checkpoint
