@@ -1,6 +1,7 @@
 """postbus dlq: what it prints, what it changes, and its exit codes."""
 
 import asyncio
+import contextlib
 import json
 import os
 import sqlite3
@@ -317,9 +318,8 @@ class TestPurge:
         assert main(arguments) == 0
         assert main([*arguments, "--json"]) == 3
         assert capsys.readouterr().out == 'deleted 3 dead letters\n{\n  "deleted": 0\n}\n'
-        with sqlite3.connect(database) as connection:
+        with contextlib.closing(sqlite3.connect(database)) as connection:
             assert connection.execute("SELECT id FROM events").fetchall() == [("sent",)]
-        connection.close()
 
     def test_a_subscribers_goes_and_its_event_stays(self, database: Path, dead_letter: DeadLetter) -> None:
         assert main(["dlq", "purge", "--older-than-days", "0", "--yes", "--url", str(database)]) == 0

@@ -198,7 +198,9 @@ async def test_connections_of_other_drivers_are_refused_with_the_way_out(
 ) -> None:
     """The SQL function does the same for them."""
     async with await psycopg.AsyncConnection.connect(postgres_dsn) as connection:
-        for wrong in (connection, sqlite3.connect(":memory:"), None, postgres_dsn):
+        with contextlib.closing(sqlite3.connect(":memory:")) as embedded:
+            wrong_ones = (connection, embedded, None, postgres_dsn)
+        for wrong in wrong_ones:
             with pytest.raises(InvalidConfigError, match=r"asyncpg.*publish\(type, payload, …\).*'postbus'"):
                 await appending.insert_within(wrong, [make_draft()])  # type: ignore[arg-type]
 

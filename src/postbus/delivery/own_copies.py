@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from gc import is_tracked
+from typing import Any
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -34,8 +35,24 @@ def own_copies(events: Sequence[Event]) -> list[Event]:
                 force_setattr(mine, "payload", payload.copy())
         if mine.metadata is not None:
             force_setattr(mine, "metadata", dict(mine.metadata))
-    # Of what was JSON it makes a deep copy.
-    payloads = msgspec.to_builtins([mine.payload for mine in nested])
+    try:
+        # Of what was JSON it makes a deep copy.
+        payloads = msgspec.to_builtins([mine.payload for mine in nested])
+    except RecursionError:
+        payloads = [_deep_copy(mine.payload) for mine in nested]
     for mine, payload in zip(nested, payloads, strict=True):
         force_setattr(mine, "payload", payload)
     return copies
+
+
+def _deep_copy(payload: dict[str, Any] | list[Any]) -> dict[str, Any] | list[Any]:
+    """However deep it is: what another program wrote may be just not too deep to be decoded."""
+    copy = payload.copy()
+    unfinished: list[Any] = [copy]
+    while unfinished:
+        container = unfinished.pop()
+        for place, part in list(container.items() if type(container) is dict else enumerate(container)):
+            if type(part) in _CONTAINERS:
+                container[place] = part.copy()
+                unfinished.append(container[place])
+    return copy
