@@ -1,7 +1,6 @@
 """Appends to the log: concurrent publishers share a statement and a commit, and never a fate."""
 
 import asyncio
-import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -63,8 +62,8 @@ class Appending:
             self._flush_patiently, self._refuse, size_of=_size, largest=LARGEST_STATEMENT
         )
         self._held_names: Counter[str] = Counter()
-        # Held by a caller that appends without a group.
-        self._at_once = asyncio.Lock()
+        # There as long as a caller appends without a group, and done when it has its answer.
+        self._lone: asyncio.Future[None] | None = None
 
     def add(self, drafts: Sequence[Draft], on_stored: OnStored) -> None:
         """Store the drafts, all or none, and call *on_stored* when they are durable."""
@@ -81,7 +80,7 @@ class Appending:
     async def store(self, drafts: Sequence[Draft]) -> Answer:
         """As append, for whoever does not need every number; the answer has no error."""
         # Whether there is nobody to share a commit with, and nothing to look at before they are stored.
-        is_free = self._groups.is_idle and not self._at_once.locked()
+        is_free = self._lone is None and self._groups.is_idle
         if is_free and drafts and are_all_new(drafts) and size_of(drafts) <= LARGEST_STATEMENT:
             return await self._store_at_once(drafts)
         return await self._store_in_group(drafts)
@@ -113,8 +112,8 @@ class Appending:
 
     async def drain(self) -> None:
         """Return when nothing is on its way any more."""
-        async with self._at_once:
-            pass
+        while self._lone is not None:
+            await asyncio.wait([self._lone])
         await self._groups.drain()
         await self._held_up.drain()
 
@@ -122,13 +121,19 @@ class Appending:
         """In the caller's own task: a group and its task cost a fifth of a single append."""
         is_sent = False
         channel = self._wake_ups.channel_of_next if len(drafts) == 1 and are_plain(drafts) else None
+        self._lone = lone = asyncio.get_running_loop().create_future()
         try:
-            async with self._at_once, self._database.statement() as connection:
-                is_sent = True
-                if channel is None:
-                    numbers = await self._inserts.insert(connection, drafts)
-                else:
-                    numbers = [await self._inserts.insert_and_notify(connection, drafts[0], channel)]
+            try:
+                async with self._database.statement() as connection:
+                    is_sent = True
+                    if channel is None:
+                        numbers = await self._inserts.insert(connection, drafts)
+                    else:
+                        numbers = [await self._inserts.insert_and_notify(connection, drafts[0], channel)]
+            finally:
+                # Before anything else is done: a group would wait for it.
+                self._lone = None
+                lone.set_result(None)
         except asyncio.CancelledError:
             # With its caller the answer is lost, as it is with a connection: a group asks for it again.
             self._submit(Job(drafts, _tell_nobody, may_be_stored=True))
@@ -171,12 +176,10 @@ class Appending:
         (self._held_up if is_held_up or job.may_be_stored else self._groups).submit(job)
 
     async def _flush(self, group: list[Job]) -> None:
-        if self._at_once.locked():
+        if self._lone is not None:
             # Calls of one turn are numbered in their order, and the first of them did not wait for a group.
             # If its connection is dead it must not hold up the others.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SECONDS_BEHIND), self._at_once:
-                    pass
+            await asyncio.wait([self._lone], timeout=_SECONDS_BEHIND)
         await self._store(group, _PATIENCE)
 
     async def _flush_patiently(self, group: list[Job]) -> None:

@@ -182,8 +182,7 @@ class Database:
 
     @property
     def _is_usable(self) -> bool:
-        is_here = asyncio.get_running_loop() is self._loop and os.getpid() == self._process
-        return self._is_open and is_here
+        return self._is_open and asyncio.get_running_loop() is self._loop and os.getpid() == self._process
 
     async def _lend(self) -> tuple[Pool, Connection]:
         if not self._is_usable:

@@ -69,7 +69,7 @@ class Inserts:
             columns = _common_columns(drafts)
             rows = await connection.fetch(self._insert_events, *columns)
         else:
-            rows = await connection.fetch(self._insert_event, *_values(drafts[0]))
+            return [await connection.fetchval(self._insert_event, *_values(drafts[0]))]
         return sorted([row[0] for row in rows])
 
     async def insert_and_notify(self, connection: Connection, draft: Draft, channel: str) -> int:

@@ -5,6 +5,7 @@ asyncpg's pool starts a task for every release, which costs a fifth of a single 
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from typing import Any
 
@@ -159,10 +160,9 @@ class OwnPool:
             if not waiter.done():
                 waiter.set_result(connection)
                 return
-        loop = asyncio.get_running_loop()
-        self._idle.append((connection, loop.time()))
+        self._idle.append((connection, time.monotonic()))
         if self._expiry is None and not self._is_closed:
-            self._expiry = loop.call_later(_IDLE_SECONDS, self._drop_expired)
+            self._expiry = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._drop_expired)
 
     def _free_place(self) -> None:
         while self._waiters:
@@ -183,12 +183,13 @@ class OwnPool:
             self._quiet.set()
 
     def _drop_expired(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._idle and self._idle[0][1] <= loop.time() - _IDLE_SECONDS:
+        now = time.monotonic()
+        while self._idle and self._idle[0][1] <= now - _IDLE_SECONDS:
             self._discard(self._idle.popleft()[0])
         self._expiry = None
         if self._idle:
-            self._expiry = loop.call_at(self._idle[0][1] + _IDLE_SECONDS, self._drop_expired)
+            seconds_left = self._idle[0][1] + _IDLE_SECONDS - now
+            self._expiry = asyncio.get_running_loop().call_later(seconds_left, self._drop_expired)
 
     async def _restore(self, connection: Connection, is_changed: bool) -> None:
         is_fit = False

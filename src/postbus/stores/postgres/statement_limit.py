@@ -4,6 +4,7 @@ A timer of the driver's own for each statement costs a part of what moving a che
 """
 
 import asyncio
+import time
 from typing import Protocol
 
 from postbus.stores.postgres import lent
@@ -33,23 +34,22 @@ class StatementLimit:
 
     def begin(self, limited: Limited) -> None:
         """Its time begins."""
-        loop = asyncio.get_running_loop()
-        self._ends[limited] = loop.time() + lent.COMMAND_SECONDS
+        self._ends[limited] = time.monotonic() + lent.COMMAND_SECONDS
         # It is left as it is when a statement is over: mostly another one has begun by then.
         if self._timer is None:
-            self._timer = loop.call_later(lent.COMMAND_SECONDS, self._look)
+            self._timer = asyncio.get_running_loop().call_later(lent.COMMAND_SECONDS, self._look)
 
     def end(self, limited: Limited) -> None:
         """It is over."""
         self._ends.pop(limited, None)
 
     def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        overdue = {limited for limited, end in self._ends.items() if end <= loop.time()}
+        loop, now = asyncio.get_running_loop(), time.monotonic()
+        overdue = {limited for limited, end in self._ends.items() if end <= now}
         for limited in overdue & self._overdue:
             limited.cut_off()
         self._overdue, self._timer = overdue, None
         if overdue:
             self._timer = loop.call_later(_SECONDS_TO_ANSWER, self._look)
         elif self._ends:
-            self._timer = loop.call_at(min(self._ends.values()), self._look)
+            self._timer = loop.call_later(min(self._ends.values()) - now, self._look)

@@ -41,6 +41,7 @@ class Thinning:
         # Since when and how many commits nobody may have been told of.
         self._owed_since, self._owed_count = 0.0, 0
         self._statement_seconds = 0.0
+        self._stretch = _STRETCH
 
     def commit(self, first: int, last: int, now: float) -> bool:
         """It has committed numbers from *first* to *last*: whether to notify now; if not, see due_at."""
@@ -71,10 +72,7 @@ class Thinning:
         """A notification took so long."""
         seconds = min(seconds, _LONGEST_STATEMENT)
         self._statement_seconds += (seconds - self._statement_seconds) * _SHARE_OF_LAST
-
-    @property
-    def _stretch(self) -> float:
-        return max(_STRETCH, self._statement_seconds * _STATEMENTS_IN_STRETCH)
+        self._stretch = max(_STRETCH, self._statement_seconds * _STATEMENTS_IN_STRETCH)
 
     def _observe(self, first: int, last: int, now: float) -> None:
         if self._committed_at is None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -92,8 +93,7 @@ class WakeUps:
         self.wake()
         if self._mode == "after_commit":
             self._owed = sequence if self._owed is None else max(self._owed, sequence)
-            now = asyncio.get_running_loop().time()
-            if self._thinning.commit(sequence if first is None else first, sequence, now):
+            if self._thinning.commit(sequence if first is None else first, sequence, time.monotonic()):
                 self._send_owed()
             elif self._debt_timer is None:
                 self._look_at_debt()
@@ -108,7 +108,7 @@ class WakeUps:
         """This number is committed, and the other processes are notified: wake the watchers of this one."""
         self.note_head(sequence)
         # Whatever was committed meanwhile may have come too late for that notification: it is still owed.
-        if self._thinning.commit(sequence, sequence, asyncio.get_running_loop().time()):
+        if self._thinning.commit(sequence, sequence, time.monotonic()):
             self._send_owed()
         elif self._owed is None:
             self._thinning.settle()
@@ -169,14 +169,15 @@ class WakeUps:
     def _look_at_debt(self) -> None:
         """Pay it if it is due. One timer for as long as there is any: a new one for each event would cost."""
         self._debt_timer = None
-        loop, due_at = asyncio.get_running_loop(), self._thinning.due_at
+        due_at = self._thinning.due_at
         if due_at is None:
             return
-        if due_at <= loop.time():
+        seconds_left = due_at - time.monotonic()
+        if seconds_left <= 0:
             self._thinning.settle()
             self._send_owed()
         else:
-            self._debt_timer = loop.call_at(due_at, self._look_at_debt)
+            self._debt_timer = asyncio.get_running_loop().call_later(seconds_left, self._look_at_debt)
 
     def _send_owed(self) -> None:
         if self._owed is not None:
