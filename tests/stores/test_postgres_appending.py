@@ -24,6 +24,7 @@ from postbus.stores.postgres.event_queue import NoBacklog, NoDispatchLock, NoSub
 from postbus.stores.postgres.inserts import LARGEST_STATEMENT
 from postbus.stores.postgres.lock_keys import session_key
 from tests.contracts.steps import NOON, START, make_draft
+from tests.patience import PATIENCE
 from tests.postgres.steps import Session, ask
 from tests.stores.appending_steps import (
     Announced,
@@ -281,6 +282,24 @@ class TestGroups:
 
         assert await session.fetchval(COUNT) == 1
         await call
+
+    async def test_drain_does_not_wait_for_whoever_appends_again_and_again(
+        self, appending: Appending
+    ) -> None:
+        """What was on its way is stored; what was begun later is not its concern."""
+
+        async def append_for_ever() -> None:
+            while True:
+                await appending.append([make_draft()])
+
+        caller = asyncio.create_task(append_for_ever())
+        await asyncio.sleep(0)
+        await asyncio.wait_for(appending.drain(), PATIENCE)
+        caller.cancel()
+        await asyncio.wait([caller])
+        await appending.drain()
+
+        assert caller.cancelled()
 
     async def test_a_closed_database_refuses(self, postgres_dsn: str) -> None:
         """And says what to do."""

@@ -196,6 +196,29 @@ class TestGroups:
             for each in await checkpoints.list()
         ] == [(12, 12, (), "twelve", None, 0)] * 4
 
+    @pytest.mark.parametrize("gaps", [(), (Gap(4, 4),)])
+    async def test_those_who_are_at_different_places_are_each_moved_to_its_own(
+        self, checkpoints: PgCheckpoints, gaps: tuple[Gap, ...]
+    ) -> None:
+        """With what each has processed last; one that has processed nothing new keeps what it had."""
+        owners = [await checkpoints.claim(SubscriberId(name), START) for name in "abcd"]
+        for owner in owners:
+            await checkpoints.save(progress(owner, 2, event_id="first"))
+        places = [(3, 10, "ten"), (3, 20, "twenty"), (3, 30, None), (3, 15, "fifteen")]
+        if not gaps:
+            places = [(head, head, event_id) for _, head, event_id in places]
+        saves = [
+            progress(owner, position, head=head, open=gaps, event_id=event_id)
+            for owner, (position, head, event_id) in zip(owners, places, strict=True)
+        ]
+        await asyncio.gather(*map(checkpoints.save, saves))
+
+        found = await checkpoints.list()
+        assert [(each.position, each.head, each.event_id) for each in found] == [
+            (position, head, event_id or "first") for position, head, event_id in places
+        ]
+        assert [each.open for each in found] == [gaps] * 4
+
     async def test_saves_of_one_subscriber_in_one_group_all_count(self, checkpoints: PgCheckpoints) -> None:
         """In their order: the attempt of the last, the furthest position."""
         owner = await checkpoints.claim(MAIL, START)

@@ -112,7 +112,8 @@ class Appending:
 
     async def drain(self) -> None:
         """Return when nothing is on its way any more."""
-        while self._lone is not None:
+        if self._lone is not None:
+            # Once: whoever has the answer may append again before we are woken, and so on without end.
             await asyncio.wait([self._lone])
         await self._groups.drain()
         await self._held_up.drain()
