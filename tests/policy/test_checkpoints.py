@@ -1,4 +1,4 @@
-"""When a checkpoint is written, and when it waits for more."""
+"""The two limits of a checkpoint mode; that they are kept is tested on buses, in tests/durable."""
 
 import pytest
 

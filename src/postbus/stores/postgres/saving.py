@@ -137,7 +137,7 @@ class Saving:
 
     async def _write_many(self, given: Sequence[Progress], now: datetime) -> set[tuple[SubscriberId, int]]:
         """Whose checkpoints were written."""
-        if _have_same_gaps(given) and await self._move_together(given, now):
+        if _can_move_together(given) and await self._move_together(given, now):
             return {(each.subscriber_id, each.epoch) for each in given}
         ids, epochs, positions, heads, gaps, event_ids, _, sequences, counts, servers = map(
             list, zip(*(_checkpoint_values(each, now) for each in given), strict=True)
@@ -257,8 +257,8 @@ def _is_simple(progress: Progress) -> bool:
     return progress.attempt_sequence is None and not progress.attempt_count
 
 
-def _have_same_gaps(given: Sequence[Progress]) -> bool:
-    """Whether move_checkpoints is enough."""
+def _can_move_together(given: Sequence[Progress]) -> bool:
+    """Whether move_checkpoints is enough: one server, the same gaps, and nothing to say of attempts."""
     first = given[0]
     return all(each.open == first.open and each.server == first.server and _is_simple(each) for each in given)
 

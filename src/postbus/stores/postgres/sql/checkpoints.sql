@@ -58,8 +58,9 @@ SELECT pid, pg_terminate_backend(pid) FROM holders;
 -- What save_checkpoint does in by far the most cases, in half the time: forwards, and its row is where the last
 -- write has left it ($10). By its key the server would find it through all its versions of late, which are many
 -- while any transaction is open. What has become of the place meanwhile does not matter: nothing is changed
--- that could not be found by its key. Without $5 no gap is open: to read even an empty list takes a while. With $9 = 'off' the commit does not wait for the disk: the setting ends
--- with the transaction, which is this statement.
+-- that could not be found by its key. Without $5 no gap is open: to read even an empty list takes a while.
+-- With $9 = 'off' the commit does not wait for the disk: the setting ends with the transaction, which is this
+-- statement.
 UPDATE {schema}.event_bus_checkpoints
 SET last_global_sequence = $3, head = $4, open_gaps = coalesce($5::text::bigint[], ARRAY[]::bigint[]),
     last_event_id = coalesce($6, last_event_id), updated_at = $7, attempt_sequence = NULL, attempt_count = 0
