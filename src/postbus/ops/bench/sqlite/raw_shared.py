@@ -1,4 +1,4 @@
-"""The least that many publishers in one event loop cost: one thread commits whatever they have queued up.
+"""The least that publishers in one event loop cost: one thread commits whatever they have queued up.
 
 No payload is checked, no handler watched, no error told apart: what the bus needs beyond this is its own.
 """
@@ -55,8 +55,10 @@ OWN = Table(
 )
 
 
-def commit_for_tasks(folder: Path, effort: Effort, synchronous: str, table: Table = LEAN) -> Sample:
-    """100 tasks that each wait for a shared commit and for a handler; marked done later."""
+def commit_for_tasks(
+    folder: Path, effort: Effort, synchronous: str, table: Table = LEAN, task_count: int = PUBLISHER_COUNT
+) -> Sample:
+    """Tasks that each wait for a shared commit and for a handler; marked done later."""
 
     async def run() -> Sample:
         with new_file(folder, synchronous, table.schema) as connection:
@@ -76,7 +78,7 @@ def commit_for_tasks(folder: Path, effort: Effort, synchronous: str, table: Tabl
 
             async def repeat_for(seconds: float) -> int:
                 deadline = time.perf_counter() + seconds
-                return sum(await asyncio.gather(*[publish_until(deadline) for _ in range(PUBLISHER_COUNT)]))
+                return sum(await asyncio.gather(*[publish_until(deadline) for _ in range(task_count)]))
 
             warm_up_count = await repeat_for(effort.warm_up)
             began, cpu_began = time.perf_counter(), time.process_time()
