@@ -8,15 +8,21 @@ from datetime import datetime
 import asyncpg
 import pytest
 
-from postbus.errors import BusLoopError, EventNotFoundError, StoreClosedError, StoreUnavailableError
-from postbus.events import Event, GlobalSequence, LogPosition
+from postbus.errors import (
+    BusLoopError,
+    EventNotFoundError,
+    InvalidConfigError,
+    StoreClosedError,
+    StoreUnavailableError,
+)
+from postbus.events import Event, Gap, GlobalSequence, LogPosition
 from postbus.stores.postgres import PgEventStore
 from postbus.testing import ManualClock
 from tests.contracts.steps import MAIL, append, bury, make_draft
 from tests.end_to_end.forks import run_in_fork
 from tests.postgres.databases import Databases
 from tests.postgres.steps import ask
-from tests.stores.checkpoint_steps import START, make_database
+from tests.stores.checkpoint_steps import START, make_database, progress
 
 SESSIONS = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -212,6 +218,29 @@ class TestSchemas:
             assert page.events == []
             await two.purge(other.id, "anna")
             assert await one.read_all() == [event]
+
+    @pytest.mark.parametrize("schema", ["{head}", "{after}", "{server}", "{gaps}", '"back\\slash" {head}'])
+    async def test_a_name_that_looks_like_a_part_of_a_query_is_only_a_name(
+        self, postgres_dsn: str, schema: str
+    ) -> None:
+        """Events, checkpoints with their gaps and dead letters are where every program finds them."""
+        async with PgEventStore(postgres_dsn, schema=schema, clock=ManualClock()) as store:
+            event, _ = await append(store, make_draft(), make_draft())
+            owner = await store.checkpoints.claim(MAIL, START)
+            await store.checkpoints.save(progress(owner, 1, head=9, open=(Gap(2, 8),), write_id="one"))
+            dead = await bury(store, owner, event, "boom")
+            claimed = await store.checkpoints.claim(MAIL, START)
+
+            assert (await store.log.read(START, 1, None)).events == [event] == [await store.get(event.id)]
+            assert (await store.dead_letters.page(1, 0, MAIL)).events == [dead]
+            assert (claimed.position, claimed.head, claimed.open) == (1, 9, (Gap(2, 8),))
+        tables = "SELECT count(*) FROM pg_tables WHERE schemaname = $1 AND tablename = 'event_bus_dlq'"
+        assert await ask(postgres_dsn, tables, schema) == 1
+
+    async def test_the_name_that_stands_for_the_role_is_refused(self, postgres_dsn: str) -> None:
+        """Even in quotes a search_path takes it for the schema of whoever is connected."""
+        with pytest.raises(InvalidConfigError, match=r"schema is '\$user'; expected another name"):
+            PgEventStore(postgres_dsn, schema="$user")
 
 
 class TestStates:

@@ -26,7 +26,7 @@ from postbus.stores.postgres.pool import (
     close_gently,
     outlive_caller,
 )
-from postbus.stores.postgres.schema_name import quoted_schema
+from postbus.stores.postgres.schema_name import schema_in_query
 from postbus.stores.postgres.session import Session
 from postbus.stores.postgres.soundness import check_sound
 from postbus.stores.postgres.statement_limit import StatementLimit
@@ -53,7 +53,7 @@ class Database:
     ) -> None:
         self.schema = schema
         self.channel = channel_name(schema)
-        self._quoted_schema = quoted_schema(schema)
+        self._schema_in_query = schema_in_query(schema)
         self._target = target
         # Where connections that must not be pooled lead.
         self._direct_dsn = session_dsn or (target if isinstance(target, str) else None)
@@ -76,7 +76,7 @@ class Database:
     def queries(self, file_name: str) -> Mapping[str, str]:
         """Every named block of an sql/ file, with the schema filled in."""
         blocks = load_queries(_PACKAGE, file_name)
-        return {name: query.replace("{schema}", self._quoted_schema) for name, query in blocks.items()}
+        return {name: query.replace("{schema}", self._schema_in_query) for name, query in blocks.items()}
 
     def at_open(self, prepare: Preparation) -> None:
         """Have this called at every open(), on the connection that has migrated the schema."""

@@ -17,6 +17,18 @@ def quoted_schema(schema: str) -> str:
     return '"' + schema.replace('"', '""') + '"'
 
 
+def schema_in_query(schema: str) -> str:
+    r"""As quoted_schema, without opening braces: in a query these are where a part of it comes in.
+
+    >>> print(schema_in_query('my "own" schema'))
+    "my ""own"" schema"
+    >>> print(schema_in_query("{head} or \\tail"))
+    U&"\007Bhead} or \\tail"
+    """
+    name = quoted_schema(schema)
+    return "U&" + name.replace("\\", "\\\\").replace("{", "\\007B") if "{" in name else name
+
+
 def schema_literal(schema: str) -> str:
     r"""The name as a string literal, whatever the server's standard_conforming_strings is.
 
@@ -47,5 +59,7 @@ def _check(schema: str) -> None:
         raise InvalidConfigError("schema", schema, f"{expected}, and it has {length}")
     if schema.startswith("pg_"):
         raise InvalidConfigError("schema", schema, 'another name: PostgreSQL keeps "pg_" for its own schemas')
+    if schema == "$user":
+        raise InvalidConfigError("schema", schema, "another name: search_path takes it for that of the role")
     if "\0" in schema or _FUNCTION_QUOTE in schema:
         raise InvalidConfigError("schema", schema, f"{expected}, without NUL and without {_FUNCTION_QUOTE}")
