@@ -142,6 +142,22 @@ class TestUnsoundLogs:
 
         assert numbers_of(await store.log.read(START, 10, None)) == [1, 2]
 
+    async def test_hidden_events_prove_nothing(self, store: PgEventStore, writer: Session) -> None:
+        """Row-level security may come while a bus runs, and what it hides looks like a number without use."""
+        role = f"reader_{uuid4().hex}"
+        await writer.execute(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA postbus TO {role}")
+        await writer.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA postbus TO {role}")
+        samples = Samples(fill_parts(store._database.queries("log.sql")), "postbus")
+        await writer.execute(f"SET ROLE {role}")
+        before = await samples.take(writer)
+        await writer.execute("RESET ROLE; ALTER TABLE events ENABLE ROW LEVEL SECURITY")
+        await writer.execute(f"SET ROLE {role}")
+        with pytest.raises(UnsoundLogError, match="row-level security"):
+            await samples.take(writer)
+        await writer.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
+
+        assert before.holders == ()
+
     async def test_a_standby_proves_nothing(self) -> None:
         """Events arrive there without drawing a number; it may have become one meanwhile."""
         with FutureStandby() as server:

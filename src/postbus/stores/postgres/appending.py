@@ -13,6 +13,7 @@ from postbus.events import Draft
 from postbus.ports import OnStored
 from postbus.stores.postgres.answers import Answer, Stored
 from postbus.stores.postgres.database import Database
+from postbus.stores.postgres.drawn_numbers import DrawnNumbers
 from postbus.stores.postgres.groups import Groups
 from postbus.stores.postgres.inserts import LARGEST_STATEMENT, Inserts, are_plain, size_of
 from postbus.stores.postgres.insisting import Insisting, are_all_new, tell_collision
@@ -53,6 +54,7 @@ class Appending:
         self._database, self._wake_ups = database, wake_ups
         self._inserts = Inserts(database.queries("appending.sql"))
         self._insisting = Insisting(database, self._inserts)
+        self._drawn = DrawnNumbers(database)
         self._groups: Groups[Job] = Groups(
             self._flush, self._refuse, at_once=_GROUPS_AT_ONCE, size_of=_size, largest=LARGEST_STATEMENT
         )
@@ -120,7 +122,7 @@ class Appending:
 
     async def _store_at_once(self, drafts: Sequence[Draft]) -> Answer:
         """In the caller's own task: a group and its task cost a fifth of a single append."""
-        is_sent = False
+        is_sent, drawn_before = False, self._drawn.highest
         channel = self._wake_ups.channel_of_next if len(drafts) == 1 and are_plain(drafts) else None
         self._lone = lone = asyncio.get_running_loop().create_future()
         try:
@@ -151,6 +153,9 @@ class Appending:
             self._wake_ups.announce(numbers[-1], numbers[0])
         else:
             self._wake_ups.note_notified(numbers[0])
+        if numbers[0] <= drawn_before and (fault := await self._drawn.find_fault(numbers)) is not None:
+            raise fault
+        self._drawn.note(numbers[-1])
         return Answer(numbers)
 
     async def _store_in_group(self, drafts: Sequence[Draft], *, may_be_stored: bool = False) -> Answer:
@@ -187,6 +192,8 @@ class Appending:
         await self._store(group, _MORE_PATIENCE)
 
     async def _store(self, group: list[Job], patience: str) -> None:
+        drawn_before = self._drawn.highest
+        answers: Sequence[Answer]
         try:
             answers = await self._insisting.store(group, patience)
         except StoreError as error:
@@ -196,11 +203,26 @@ class Appending:
             for job in group:
                 await self._store_alone(job, patience)
             return
+        numbers = [number for answer in answers for number in answer.sequences if number]
+        # What was sent twice may have been stored by the first time, with numbers of then.
+        if numbers and min(numbers) <= drawn_before and not any(job.may_be_stored for job in group):
+            answers = await self._refuse_passed(answers, drawn_before)
         for job, answer in zip(group, answers, strict=True):
             self._settle(job, answer)
-        numbers = [number for answer in answers for number in answer.sequences if number]
         if numbers:
+            self._drawn.note(max(numbers))
             self._wake_ups.announce(max(numbers), min(numbers))
+
+    async def _refuse_passed(self, answers: Sequence[Answer], drawn_before: int) -> Sequence[Answer]:
+        """Let those hear of it whose events subscribers may have passed."""
+        passed = [[number for number in answer.sequences if number] for answer in answers]
+        fault = await self._drawn.find_fault([number for numbers in passed for number in numbers])
+        if fault is None:
+            return answers
+        return [
+            Answer(error=fault) if numbers and min(numbers) <= drawn_before else answer
+            for answer, numbers in zip(answers, passed, strict=True)
+        ]
 
     async def _store_alone(self, job: Job, patience: str) -> None:
         try:

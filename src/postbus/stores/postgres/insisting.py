@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 import asyncpg
 
-from postbus.errors import StoreBusyError, StoreClosedError, StoreError, StoreUnavailableError
+from postbus.errors import (
+    StoreBusyError,
+    StoreClosedError,
+    StoreError,
+    StoreUnavailableError,
+    UnsoundLogError,
+)
 from postbus.events import Draft
 from postbus.stores.postgres.answers import Answer, duplicate_id
 from postbus.stores.postgres.database import Database
@@ -18,7 +24,7 @@ from postbus.stores.postgres.pool import Connection
 _LOST_SECONDS = 15.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _MOST_COLLISIONS = 10
-_UNIQUE_IDS, _UNIQUE_VERSIONS = "events_id_key", "idx_events_stream"
+_UNIQUE_IDS, _UNIQUE_VERSIONS, _UNIQUE_NUMBERS = "events_id_key", "idx_events_stream", "events_pkey"
 
 
 class Insisting:
@@ -54,9 +60,7 @@ class Insisting:
                 raise _lost(error) from error
             except StoreError as error:
                 collision_count += 1
-                if not _is_collision(error.__cause__):
-                    raise
-                if collision_count == _MOST_COLLISIONS:
+                if not _is_collision(error.__cause__) or collision_count == _MOST_COLLISIONS:
                     raise (tell_collision(error.__cause__) or error) from error.__cause__
             await asyncio.sleep(pause)
             pause = min(max(2 * pause, _SHORTEST_PAUSE), _LONGEST_PAUSE)
@@ -96,7 +100,7 @@ def _share(calls: Sequence[Sequence[Draft]], numbers: Sequence[int]) -> list[Ans
 
 
 def tell_collision(error: BaseException | None) -> StoreError | None:
-    """What a caller is told of two writers that are at odds over an id or a version; None: they are not."""
+    """What a caller is told of two events that want the same id, version or number; None: they do not."""
     if not isinstance(error, asyncpg.UniqueViolationError):
         return None
     if error.constraint_name == _UNIQUE_IDS:
@@ -106,12 +110,19 @@ def tell_collision(error: BaseException | None) -> StoreError | None:
             f"another writer has appended to the stream: {error.detail}; nothing was stored; run the "
             "transaction again (REPEATABLE READ and SERIALIZABLE show the stream as it was when it began)"
         )
+    if error.constraint_name == _UNIQUE_NUMBERS:
+        return UnsoundLogError(
+            f"the sequence has given a number a second time: {error.detail}; nothing was stored; it was set "
+            "back, and what it gives now may be numbers that subscribers have passed: stop every bus on this "
+            "log and start one again, which says how to repair it"
+        )
     return None
 
 
 def _is_collision(error: BaseException | None) -> bool:
-    is_at_odds = isinstance(error, asyncpg.DeadlockDetectedError | asyncpg.SerializationError)
-    return is_at_odds or tell_collision(error) is not None
+    if isinstance(error, asyncpg.UniqueViolationError):
+        return error.constraint_name in (_UNIQUE_IDS, _UNIQUE_VERSIONS)
+    return isinstance(error, asyncpg.DeadlockDetectedError | asyncpg.SerializationError)
 
 
 def _lost(error: StoreError) -> StoreUnavailableError:

@@ -56,4 +56,9 @@ def _find_fault(row: asyncpg.Record, sequence: str) -> str | None:
         )
     if row["seqincrement"] != 1 or row["seqcycle"]:
         return f"the sequence does not count up by one: ALTER SEQUENCE {sequence} INCREMENT 1 NO CYCLE"
+    if row["hides_rows"]:
+        return (
+            "row-level security may hide events from this role, and a hidden event looks like a number that "
+            "nobody used: ALTER TABLE events DISABLE ROW LEVEL SECURITY, or use a role with BYPASSRLS"
+        )
     return None

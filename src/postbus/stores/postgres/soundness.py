@@ -27,11 +27,8 @@ async def check_sound(connection: Connection, schema: str) -> None:
     table = f"{quoted_schema(schema)}.events"
     sequence = f"{quoted_schema(schema)}.events_global_sequence_seq"
     faults = [*_faults_of_sequence(log, table, sequence), *_faults_of_table(log, table, sequence)]
-    if log["may_read_sequence"]:
-        query = _QUERIES["numbers_in_use"].replace("{schema}", quoted_schema(schema))
-        numbers = await connection.fetchrow(query)
-        assert numbers is not None
-        faults += _faults_of_numbers(numbers, sequence)
+    if log["may_read_sequence"] and (fault := await find_numbers_that_come_again(connection, schema)):
+        faults.append(fault)
     if log["may_read_subscriptions"] and await connection.fetchval(_QUERIES["subscriptions_to_log"], schema):
         faults.append(
             "a logical subscription writes into events, and its rows come without drawing a number here: run "
@@ -39,6 +36,21 @@ async def check_sound(connection: Connection, schema: str) -> None:
         )
     if faults:
         raise UnsoundLogError(f"an event of schema {schema!r} could be passed over: {'; '.join(faults)}")
+
+
+async def find_numbers_that_come_again(connection: Connection, schema: str) -> str | None:
+    """What is wrong if the sequence is behind the events, as after a setval()."""
+    query = _QUERIES["numbers_in_use"].replace("{schema}", quoted_schema(schema))
+    numbers = await connection.fetchrow(query)
+    assert numbers is not None
+    highest, handed_out = numbers["highest"], numbers["handed_out"]
+    if highest <= handed_out:
+        return None
+    sequence = f"{quoted_schema(schema)}.events_global_sequence_seq"
+    return (
+        f"events has number {highest} and the sequence has handed out numbers up to {handed_out}, so "
+        f"that some will come again: SELECT setval({_literal(sequence)}, {highest})"
+    )
 
 
 def _faults_of_sequence(log: asyncpg.Record, table: str, sequence: str) -> Iterator[str]:
@@ -97,15 +109,6 @@ def _faults_of_table(log: asyncpg.Record, table: str, sequence: str) -> Iterator
             "events.global_sequence does not draw its number from the sequence by default, so that a number "
             f"may be used long after it was drawn: ALTER TABLE {table} ALTER global_sequence SET DEFAULT "
             f"nextval({_literal(sequence)})"
-        )
-
-
-def _faults_of_numbers(numbers: asyncpg.Record, sequence: str) -> Iterator[str]:
-    highest, handed_out = numbers["highest"], numbers["handed_out"]
-    if highest > handed_out:
-        yield (
-            f"events has number {highest} and the sequence has handed out numbers up to {handed_out}, so "
-            f"that some will come again: SELECT setval({_literal(sequence)}, {highest})"
         )
 
 

@@ -220,7 +220,12 @@ SELECT {server} AS server, {head} AS high,
             AND mode = 'RowExclusiveLock' AND granted
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     ), ARRAY[]::text[]) AS holders,
-    pg_is_in_recovery() AS is_standby, numbers.seqcache, numbers.seqincrement, numbers.seqcycle
+    pg_is_in_recovery() AS is_standby, numbers.seqcache, numbers.seqincrement, numbers.seqcycle,
+    row_security_active((
+        SELECT refobjid FROM pg_depend
+        WHERE classid = 'pg_class'::regclass AND objid = numbers.seqrelid
+            AND refclassid = 'pg_class'::regclass AND deptype = 'a'
+    )) AS hides_rows
 FROM (SELECT) AS always LEFT JOIN pg_sequence AS numbers ON numbers.seqrelid = to_regclass($1::text);
 
 -- name: read_open_writers
