@@ -2,8 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
+from decimal import Decimal
+from typing import Any
 
 import asyncpg
 import pytest
@@ -148,6 +150,39 @@ async def _expect_refusal(store: PgEventStore) -> None:
     await store.close()
 
 
+def _read_moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _refuse(value: object) -> str:
+    raise ZeroDivisionError(value)
+
+
+# The type, what writes it and what reads it.
+CODECS: dict[str, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
+    "moments are read as text": ("timestamptz", datetime.isoformat, str),
+    "moments are read without a zone": (
+        "timestamptz",
+        datetime.isoformat,
+        lambda text: _read_moment(text).replace(tzinfo=None),
+    ),
+    "moments can't be written": ("timestamptz", _refuse, _read_moment),
+    "moments can't be read": ("timestamptz", datetime.isoformat, _refuse),
+    "moments are written without a part": (
+        "timestamptz",
+        lambda moment: moment.replace(microsecond=0).isoformat(),
+        _read_moment,
+    ),
+    "numbers are read as text": ("int4", str, str),
+    "large numbers are read as decimals": ("int8", str, Decimal),
+    "truth is read as text": ("bool", str, str),
+    "truth is read as a number": ("bool", str, lambda text: int(text == "t")),
+    "truth is written in words that the server does not know": ("bool", lambda _: "ja", lambda _: True),
+    "text is written in capitals": ("text", str.upper, str),
+    "names are read as bytes": ("varchar", str, str.encode),
+}
+
+
 class TestPools:
     async def test_a_pool_that_decodes_json_in_its_own_way_is_no_harm(self, postgres_dsn: str) -> None:
         """Events, dead letters and states are read and written as everywhere."""
@@ -172,14 +207,29 @@ class TestPools:
             assert await store.states.get("orders", "1") == b'{"n":1}'
             assert await store.states.items("orders", "", 10) == [("1", b'{"n":1}')]
 
-    async def test_a_pool_that_decodes_moments_in_its_own_way_is_no_harm_to_subscribers(
-        self, postgres_dsn: str
+    @pytest.mark.parametrize(("type_name", "encoder", "decoder"), CODECS.values(), ids=CODECS)
+    async def test_a_pool_that_changes_what_is_read_or_written_is_refused(
+        self, postgres_dsn: str, type_name: str, encoder: Callable[[Any], str], decoder: Callable[[str], Any]
     ) -> None:
-        """Whether the events come singly or many at a time."""
+        """At the start: later it would be events with strange values, or a subscriber that stands still."""
+
+        async def set_codec(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+            await connection.set_type_codec(type_name, encoder=encoder, decoder=decoder, schema="pg_catalog")
+
+        async with asyncpg.create_pool(postgres_dsn, init=set_codec, min_size=1, max_size=4) as pool:
+            for session_dsn in (None, postgres_dsn):
+                store = PgEventStore(pool, session_dsn=session_dsn)
+                with pytest.raises(InvalidConfigError, match=rf"{type_name}, .*codec.* the DSN"):
+                    await store.open()
+
+            assert await pool.fetchval("SELECT 'as before'::name") == "as before"
+
+    async def test_a_codec_of_the_pool_that_changes_nothing_is_no_harm(self, postgres_dsn: str) -> None:
+        """It may tell a moment in other words."""
 
         async def set_codec(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
             await connection.set_type_codec(
-                "timestamptz", encoder=datetime.isoformat, decoder=str, schema="pg_catalog"
+                "timestamptz", encoder=datetime.isoformat, decoder=_read_moment, schema="pg_catalog"
             )
 
         async with (
@@ -190,9 +240,9 @@ class TestPools:
             for number, draft in enumerate(drafts):
                 await append(store, draft)
                 page = await store.log.read(LogPosition(GlobalSequence(number)), 10, None)
-                found += [event.created_at for event in page.events]
+                found += [page.events[0].created_at, (await store.get(draft.id)).created_at]
 
-            assert found == [draft.created_at for draft in drafts]
+            assert found == [draft.created_at for draft in drafts for _ in range(2)]
 
     async def test_the_users_pool_is_left_open(self, postgres_dsn: str) -> None:
         """It is the user's."""

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 
-from postbus.errors import StoreClosedError, StoreUnavailableError
+from postbus.errors import InvalidConfigError, StoreClosedError, StoreUnavailableError
+from postbus.stores.named_queries import load_queries
 from postbus.stores.postgres.pool import (
     ACQUIRE_SECONDS,
     CLOSE_SECONDS,
@@ -17,7 +19,19 @@ from postbus.stores.postgres.pool import (
     outlive_caller,
     settle,
 )
-from postbus.stores.postgres.translation import DRIVER_ERRORS
+from postbus.stores.postgres.schema_name import text_literal
+from postbus.stores.postgres.translation import DRIVER_ERRORS, translate
+
+_PROBE = load_queries("postbus.stores.postgres", "connecting.sql")["probe_codec"]
+# What our statements read and write. Not JSON: it goes as text, because many programs have a codec for it.
+_SAMPLES = {
+    "bool": True,
+    "int4": 7,
+    "int8": 2**40,
+    "text": " Ab",
+    "varchar": " Ab",
+    "timestamptz": datetime(2026, 1, 1, 12, 30, 0, 123456, UTC),
+}
 
 
 class BorrowedPool:
@@ -78,3 +92,30 @@ class BorrowedPool:
         # The pool may be closed already.
         with contextlib.suppress(*DRIVER_ERRORS):
             await self._pool.release(connection)
+
+
+async def check_codecs(connection: Connection) -> None:
+    """InvalidConfigError if the user's connections read or write what we need in a way of their own."""
+    for type_name, value in _SAMPLES.items():
+        found = await _probe(connection, type_name, value)
+        if not isinstance(found, type(value)) or found != value:
+            raise InvalidConfigError(
+                f"{type_name}, read or written with the codec of the given pool,",
+                found,
+                f"{value!r}; give postbus the DSN, so that it has a pool of its own, or set the codec on the "
+                "connections of another pool",
+            ) from (found if isinstance(found, Exception) else None)
+
+
+async def _probe(connection: Connection, type_name: str, value: object) -> object:
+    """What becomes of the value when it is read, or when it is written."""
+    query = _PROBE.replace("{type}", type_name).replace("{literal}", text_literal(str(value)))
+    try:
+        row = await connection.fetchrow(query, value)
+    except Exception as error:
+        # What is neither the driver's nor the network's comes out of the codec.
+        if translate(error) is not None and not isinstance(error, asyncpg.DataError):
+            raise
+        return error
+    assert row is not None
+    return row[0] if row[1] is None else row[1]

@@ -11,7 +11,7 @@ import asyncpg
 from postbus.config import check_whole_number
 from postbus.errors import BusLoopError, InvalidConfigError, StoreClosedError
 from postbus.stores.named_queries import load_queries
-from postbus.stores.postgres.borrowed_pool import BorrowedPool
+from postbus.stores.postgres.borrowed_pool import BorrowedPool, check_codecs
 from postbus.stores.postgres.channels import channel_name
 from postbus.stores.postgres.connecting import connect
 from postbus.stores.postgres.leases import Lease, StatementLease, TimedLease, in_transaction
@@ -208,6 +208,9 @@ class Database:
         return BorrowedPool(target)
 
     async def _prepare(self) -> None:
+        if not isinstance(self._target, str):
+            async with TimedLease(self._acquire) as connection:
+                await check_codecs(connection)
         async with self._patient_connection() as connection:
             with translated():
                 await migrate(connection, self.schema)
