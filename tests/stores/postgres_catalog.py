@@ -42,3 +42,11 @@ async def describe(connection: Connection, schema: str) -> dict[str, list[str]]:
         rows = await connection.fetch(query.format(schema=quoted), *([oid] if "$1" in query else []))
         described[kind] = sorted(repr(tuple(row)) for row in rows)
     return described
+
+
+async def describe_tables(connection: Connection) -> list[str]:
+    """The columns and indexes of whatever is in the schema "postbus", ours or not."""
+    oid = await connection.fetchval("SELECT 'postbus'::regnamespace::oid")
+    columns = await connection.fetch(_QUERIES["columns"], oid)
+    indexes = await connection.fetch(_QUERIES["indexes"], oid)
+    return sorted(repr(tuple(row)) for row in [*columns, *indexes])

@@ -89,6 +89,47 @@ ALTER TABLE postbus.events ADD COLUMN global_sequence INTEGER;
     + """
 ALTER TABLE postbus.events DROP CONSTRAINT events_pkey, ADD PRIMARY KEY (global_sequence), ADD UNIQUE (id);
 """,
+    "other columns of other types": _EVENTS
+    + """
+ALTER TABLE postbus.events
+    ALTER created_at TYPE TIMESTAMP,
+    ALTER stream_version TYPE INTEGER,
+    ADD COLUMN correlation_id TEXT COLLATE "C",
+    ADD COLUMN causation_id UUID NOT NULL DEFAULT gen_random_uuid(),
+    ADD COLUMN metadata JSONB NOT NULL DEFAULT '{}',
+    ADD COLUMN schema_version VARCHAR(10) NOT NULL DEFAULT '1';
+ALTER TABLE postbus.events DROP CONSTRAINT events_pkey, ALTER id DROP NOT NULL;
+""",
+    "a bus of other types": _EVENTS
+    + """
+CREATE TABLE postbus.event_bus_checkpoints (
+    subscriber_id TEXT CONSTRAINT mine PRIMARY KEY,
+    last_global_sequence INTEGER,
+    last_event_id UUID NOT NULL,
+    updated_at TIMESTAMP
+);
+CREATE TABLE postbus.event_bus_dlq (
+    id BIGINT GENERATED ALWAYS AS IDENTITY,
+    subscriber_id TEXT NOT NULL,
+    event_id UUID NOT NULL,
+    global_sequence INTEGER NOT NULL,
+    error_message VARCHAR(1000) NOT NULL DEFAULT '',
+    retry_count BIGINT,
+    created_at TIMESTAMP DEFAULT NOW(),
+    last_retry_at TIMESTAMP,
+    payload JSONB
+);
+CREATE TABLE postbus.event_bus_outbox (
+    id BIGSERIAL CONSTRAINT mine_too PRIMARY KEY,
+    subscriber_pool TEXT NOT NULL,
+    global_sequence INTEGER NOT NULL,
+    event_id UUID NOT NULL,
+    status TEXT,
+    locked_by UUID,
+    locked_at TIMESTAMP,
+    created_at TIMESTAMP
+);
+""",
 }
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -109,6 +150,6 @@ async def insert_old_event(
     """One event of its own stream, *seconds* after noon; with a number if the table gives one."""
     await connection.execute(
         "INSERT INTO postbus.events (id, stream_id, stream_version, event_type, data, created_at, actor_id) "
-        "VALUES ($1, $2, 1, 'order.placed', $3, $4, $5)",
+        "VALUES ($1, $2, 1, 'order.placed', $3, $4::timestamptz, $5)",
         *(old_id(number), old_id(1000 + number), data, NOON + timedelta(seconds=seconds), old_id(7)),
     )

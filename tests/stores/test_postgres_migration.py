@@ -25,7 +25,7 @@ from postbus.stores.postgres.soundness import check_sound
 from tests.postgres.binaries import find
 from tests.postgres.databases import Databases
 from tests.postgres.server import Server
-from tests.stores.postgres_catalog import describe
+from tests.stores.postgres_catalog import describe, describe_tables
 from tests.stores.postgres_old_tables import NOON, SHAPES, insert_old_event, make_old_tables, old_id
 
 CHILD = Path(__file__).parent / "children" / "migrate_postgres.py"
@@ -43,6 +43,20 @@ HOSTILE_NAMES = [
     "x" * 63,
     "ü" * 31,
 ]
+
+# What was right in version 3, and is again in the end.
+REPAIRS = {
+    "no index": "DROP INDEX postbus.idx_events_stream, postbus.idx_dlq_retry, postbus.idx_outbox_due",
+    "no keys": "ALTER TABLE postbus.event_bus_dlq DROP CONSTRAINT unique_subscriber_event; "
+    "ALTER TABLE postbus.events DROP CONSTRAINT events_pkey",
+    "keys of other names": "ALTER TABLE postbus.events RENAME CONSTRAINT events_id_key TO mine; "
+    "ALTER INDEX postbus.event_bus_dlq_pkey RENAME TO mine_too",
+    "an index that was never finished": "UPDATE pg_index SET indisvalid = false "
+    "WHERE indexrelid = 'postbus.idx_events_stream'::regclass",
+    "columns of other types": "ALTER TABLE postbus.events ALTER correlation_id TYPE uuid USING NULL, "
+    "ALTER metadata TYPE jsonb, ALTER metadata SET DEFAULT '{}', ALTER metadata SET NOT NULL",
+    "a column that is not required": "ALTER TABLE postbus.events ALTER id DROP NOT NULL",
+}
 
 # What another instance has done that is not finished yet.
 SCRIPT_WITHOUT_COMMIT = render_sql("postbus").removesuffix("COMMIT;\n").partition(";\n")[2]
@@ -68,6 +82,20 @@ async def _fresh(databases: Databases) -> dict[str, list[str]]:
         description = await describe(connection, "postbus")
         await connection.close()
     return description
+
+
+async def _make_version_3(connection: Connection) -> None:
+    """A schema in which all that version 3 has is as it should be."""
+    await migrate(connection, "postbus")
+    await connection.execute("UPDATE postbus.postbus_schema SET version = 3")
+
+
+async def _index(connection: Connection, name: str) -> str | None:
+    """What the index of this name is."""
+    definition = "SELECT pg_get_indexdef(to_regclass('postbus.' || $1))"
+    found = await connection.fetchval(definition, name)
+    assert found is None or isinstance(found, str)
+    return found
 
 
 async def _numbers(connection: Connection) -> dict[str, int]:
@@ -159,7 +187,9 @@ class TestNew:
     ) -> None:
         """All or nothing: none of our tables stands beside it."""
         await connection.execute("CREATE TABLE public.events (id int, name text)")
-        with pytest.raises(asyncpg.RaiseError, match=r"not ours: it lacks .*stream_id"):
+        with pytest.raises(
+            StoreError, match=r"not ours: it lacks .*stream_id.*schema of its own. Nothing was"
+        ):
             await migrate(connection, "public")
         tables = await connection.fetch(
             "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace"
@@ -299,9 +329,10 @@ class TestUpgrade:
             "CREATE TABLE postbus_schema "
             "(version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
         )
-        for name, block in load_queries("postbus.stores.postgres", "migrations.sql").items():
+        queries = load_queries("postbus.stores.postgres", "migrations.sql")
+        for name, block in queries.items():
             if name.startswith("1_"):
-                await connection.execute(block)
+                await connection.execute(block.replace("{columns}", queries["columns"]))
         await connection.execute("INSERT INTO postbus_schema (version) VALUES (1); RESET search_path")
         await migrate(connection, "postbus")
         upgraded = await describe(connection, "postbus")
@@ -452,6 +483,111 @@ class TestUpgrade:
             "SELECT relacl::text FROM pg_class WHERE oid = 'postbus.events'::regclass"
         )
 
+    async def test_a_dead_letter_keeps_the_copy_that_it_has(self, connection: Connection) -> None:
+        """The event may have gone since."""
+        await make_old_tables(connection, "a bus of other types")
+        await connection.execute(
+            "INSERT INTO postbus.event_bus_dlq "
+            "(subscriber_id, event_id, global_sequence, retry_count, payload) "
+            "VALUES ('mail', $1, 1, 4, '{\"order\": 42}')",
+            old_id(1),
+        )
+        await migrate(connection, "postbus")
+        letter = await connection.fetchrow("SELECT * FROM postbus.event_bus_dlq")
+
+        assert letter is not None
+        assert (letter["id"], letter["event_id"]) == ("1", str(old_id(1)))
+        assert (json.loads(letter["payload"]), letter["event_type"]) == ({"order": 42}, "unknown")
+
+    @pytest.mark.parametrize(
+        ("index", "columns"),
+        [
+            ("idx_events_stream", "events (stream_id)"),
+            ("idx_events_stream", "events (stream_version, event_type)"),
+            ("events_id_key", "events (event_type)"),
+            ("idx_dlq_created_at", "event_bus_dlq (retry_count)"),
+            ("idx_dlq_subscriber", "event_bus_dlq (event_id, subscriber_id)"),
+            ("idx_outbox_due", "event_bus_outbox (status)"),
+        ],
+    )
+    async def test_an_index_that_only_has_the_name_of_ours_does_not_stand_in_for_it(
+        self, connection: Connection, fresh: dict[str, list[str]], index: str, columns: str
+    ) -> None:
+        """It goes on under another name; without the one on streams a version could be given twice."""
+        await make_old_tables(connection, "a bus with an outbox")
+        await connection.execute(f"DROP INDEX IF EXISTS postbus.{index}")
+        await connection.execute(f"CREATE INDEX {index} ON postbus.{columns}")
+        await migrate(connection, "postbus")
+        indexes = (await describe(connection, "postbus"))["indexes"]
+        (renamed,) = set(indexes) - set(fresh["indexes"])
+
+        assert set(fresh["indexes"]) <= set(indexes)
+        assert f"INDEX {index}_old_" in renamed
+        assert f"ON postbus.{columns.replace(' ', ' USING btree ', 1)}" in renamed
+
+    @pytest.mark.parametrize("name", ["idx_events_stream", "events_id_key", "idx_outbox_retries"])
+    async def test_a_name_that_another_table_has_given_is_refused(
+        self, connection: Connection, name: str
+    ) -> None:
+        """It would be missed there; the refusal names it."""
+        await make_old_tables(connection, "no numbers")
+        await connection.execute(
+            f"CREATE TABLE postbus.mine (id int); CREATE INDEX {name} ON postbus.mine (id)"
+        )
+        before = await describe_tables(connection)
+        with pytest.raises(StoreError, match=rf"something called {name}, .*of table event.* another name"):
+            await migrate(connection, "postbus")
+
+        assert await describe_tables(connection) == before
+
+    @pytest.mark.parametrize(
+        "table", ["events", "event_bus_checkpoints", "event_bus_dlq", "event_bus_outbox"]
+    )
+    async def test_a_column_that_nobody_would_fill_is_refused(
+        self, connection: Connection, table: str
+    ) -> None:
+        """Every event would be; the refusal names the column and says what to do."""
+        await make_old_tables(connection, "a bus with an outbox")
+        await connection.execute(f"ALTER TABLE postbus.{table} ADD COLUMN tenant int NOT NULL")
+        before = await describe_tables(connection)
+        with pytest.raises(StoreError, match=rf"no default: {table}\.tenant\. .*give it a DEFAULT.* Nothing"):
+            await migrate(connection, "postbus")
+
+        assert await describe_tables(connection) == before
+        await connection.execute(f"ALTER TABLE postbus.{table} ALTER tenant SET DEFAULT 1")
+        await migrate(connection, "postbus")
+
+    @pytest.mark.parametrize(
+        ("shape", "damage", "rows"),
+        [
+            (
+                "no numbers",
+                "ALTER TABLE postbus.events DROP CONSTRAINT events_stream_id_stream_version_key; "
+                "UPDATE postbus.events SET stream_id = id, stream_version = 1; "
+                "INSERT INTO postbus.events "
+                "SELECT gen_random_uuid(), id, 1, 'a', '1', now() FROM postbus.events",
+                r"events has rows that idx_events_stream forbids: Key \(stream_id, stream_version\)=\(",
+            ),
+            (
+                "a bus of other types",
+                "INSERT INTO postbus.event_bus_dlq (subscriber_id, event_id, global_sequence, retry_count) "
+                "SELECT 'mail', id, 1, 4 FROM postbus.events, generate_series(1, 2)",
+                r"event_bus_dlq has rows that UNIQUE \(subscriber_id, event_id\) forbids: Key .*\(mail, ",
+            ),
+        ],
+    )
+    async def test_rows_that_we_would_never_have_let_in_are_refused(
+        self, connection: Connection, shape: str, damage: str, rows: str
+    ) -> None:
+        """It takes a human to say which of them is right."""
+        await make_old_tables(connection, shape)
+        await insert_old_event(connection, 1, seconds=0)
+        await connection.execute(damage)
+        with pytest.raises(StoreError, match=rf"{rows}.* Change or delete all of these rows but one"):
+            await migrate(connection, "postbus")
+
+        assert await connection.fetchval("SELECT to_regclass('postbus.postbus_schema')") is None
+
     async def test_an_upgrade_that_fails_leaves_everything_as_it_was(self, connection: Connection) -> None:
         """A view keeps the type of a column from being changed; not even the sequence has moved."""
         await make_old_tables(connection, "numbers may be missing")
@@ -464,6 +600,64 @@ class TestUpgrade:
         assert await connection.fetchval("SELECT last_value FROM postbus.events_global_sequence_seq") == 1
         await connection.execute("DROP VIEW postbus.mine")
         await migrate(connection, "postbus")
+
+
+class TestFromVersion3:
+    @pytest.mark.parametrize("damage", REPAIRS.values(), ids=REPAIRS)
+    async def test_what_an_old_table_left_behind_is_repaired(
+        self, connection: Connection, fresh: dict[str, list[str]], damage: str
+    ) -> None:
+        """Version 3 took over what was there without looking."""
+        await _make_version_3(connection)
+        await connection.execute(damage)
+        await migrate(connection, "postbus")
+        upgraded = await describe(connection, "postbus")
+
+        assert await _versions(connection) == [3, VERSION]
+        assert {**upgraded, "versions": fresh["versions"]} == fresh
+
+    async def test_an_index_of_our_name_is_kept_under_another(self, connection: Connection) -> None:
+        """Beside ours."""
+        await _make_version_3(connection)
+        ours = await _index(connection, "idx_events_stream")
+        await connection.execute(
+            "DROP INDEX postbus.idx_events_stream; "
+            "CREATE INDEX idx_events_stream ON postbus.events (stream_id)"
+        )
+        await migrate(connection, "postbus")
+
+        assert await _index(connection, "idx_events_stream") == ours
+
+    async def test_versions_that_were_given_twice_are_refused(self, connection: Connection) -> None:
+        """With the stream and the version, and what to do."""
+        await _make_version_3(connection)
+        await connection.execute(
+            "DROP INDEX postbus.idx_events_stream; "
+            "INSERT INTO postbus.events (id, event_type, stream_id, stream_version) "
+            "VALUES ('a', 'x', 'order-42', 7), ('b', 'x', 'order-42', 7)"
+        )
+        with pytest.raises(StoreError, match=r"\(order-42, 7\) is duplicated\. Change or delete"):
+            await migrate(connection, "postbus")
+        await connection.execute("UPDATE postbus.events SET stream_version = 8 WHERE id = 'b'")
+        await migrate(connection, "postbus")
+
+    async def test_where_all_is_well_no_table_is_locked(
+        self, postgres_dsn: str, connection: Connection
+    ) -> None:
+        """But to be read. Nor is an index made anew whose pages the user keeps emptier."""
+        await _make_version_3(connection)
+        await connection.execute("ALTER INDEX postbus.idx_events_stream SET (fillfactor = 70)")
+        other = await asyncpg.connect(postgres_dsn)
+        async with other.transaction():
+            await other.execute(
+                "LOCK TABLE postbus.events, postbus.event_bus_checkpoints, postbus.event_bus_dlq, "
+                "postbus.event_bus_outbox, postbus.event_bus_gap_timeouts, postbus.postbus_states "
+                "IN EXCLUSIVE MODE"
+            )
+            await migrate(connection, "postbus")
+        await other.close()
+
+        assert await _versions(connection) == [3, VERSION]
 
 
 class TestScript:

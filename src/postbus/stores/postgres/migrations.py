@@ -20,6 +20,8 @@ VERSION = max(version for version, _ in _MIGRATIONS)
 _COMMAND = "postbus migrate"
 # Numbering the events of a large table takes longer than a pool lets a statement take. In seconds.
 _PATIENCE = 24 * 3600.0
+# How our own blocks say what they do not change.
+_REFUSED = "PB002"
 
 
 async def migrate(connection: Connection, schema: str) -> None:
@@ -88,6 +90,10 @@ async def _migration(connection: Connection, schema: str, lack: str, command: st
             f"schema {schema!r} {lack}, and another session holds one of its tables ({error}); nothing was "
             "changed; end the long transactions on these tables and try again"
         ) from error
+    except asyncpg.PostgresError as error:
+        if error.sqlstate != _REFUSED:
+            raise
+        raise StoreError(f"schema {schema!r} {lack}, and {error.message}. {error.hint}") from error
 
 
 def _steps(schema: str, *, above: int) -> Iterator[str]:
@@ -103,5 +109,6 @@ def _fill(block: str, schema: str) -> str:
         "{schema}": quoted_schema(schema),
         "{schema_text}": schema_literal(schema),
         "{version}": str(VERSION),
+        "{columns}": _QUERIES["columns"],
     }
-    return re.sub(r"\{schema(?:_text)?\}|\{version\}", lambda gap: values[gap[0]], block)
+    return re.sub(r"\{(?:schema|schema_text|version|columns)\}", lambda gap: values[gap[0]], block)

@@ -3,6 +3,8 @@
 -- search_path; so names need no schema here, and no name of a schema can break a literal.
 -- Every block may run again, because `postbus migrate --sql` prints them all whatever the present version is.
 -- The functions of functions.sql are replaced after every migration: a change to one needs a new migration.
+--
+-- What is not ours to change is refused with SQLSTATE PB002, and its HINT is what to do.
 
 -- name: read_version
 -- The only statement that runs on a schema that is up to date.
@@ -38,7 +40,7 @@ CREATE TABLE IF NOT EXISTS postbus_schema (
 DO $postbus$ BEGIN
     IF EXISTS (SELECT FROM postbus_schema WHERE version > {version}) THEN
         RAISE EXCEPTION 'the schema % is of a newer postbus than this script, which knows version {version}',
-            current_schema() USING HINT = 'Use the script of the postbus that you run.';
+            current_schema() USING ERRCODE = 'PB002', HINT = 'Use the script of the postbus that you run.';
     END IF;
 END $postbus$;
 
@@ -57,6 +59,79 @@ SELECT EXISTS (
 -- For notify="trigger"; once per statement, however many events it stores.
 CREATE OR REPLACE TRIGGER postbus_notify AFTER INSERT ON {schema}.events
 REFERENCING NEW TABLE AS appended FOR EACH STATEMENT EXECUTE FUNCTION {schema}.notify_appended();
+
+-- name: columns
+-- What each column of a table that may be older than postbus is in the end; stands for {columns} in other blocks.
+-- Names and defaults are written as the catalogs show them. No default is NULL; any will do where it is 'any'.
+VALUES
+    ('events', 'global_sequence', 'bigint', true, 'nextval(''events_global_sequence_seq''::regclass)'),
+    ('events', 'id', 'text', true, NULL),
+    ('events', 'event_type', 'text', true, NULL),
+    ('events', 'data', 'json', false, NULL),
+    ('events', 'metadata', 'json', false, NULL),
+    ('events', 'created_at', 'timestamp with time zone', true, 'now()'),
+    ('events', 'stream_id', 'text', false, NULL),
+    ('events', 'stream_version', 'bigint', false, NULL),
+    ('events', 'actor_id', 'text', false, NULL),
+    ('events', 'purger_id', 'text', false, NULL),
+    ('events', 'purged_at', 'timestamp with time zone', false, NULL),
+    ('events', 'correlation_id', 'text', false, NULL),
+    ('events', 'causation_id', 'text', false, NULL),
+    ('events', 'schema_version', 'bigint', false, NULL),
+    ('event_bus_checkpoints', 'subscriber_id', 'character varying(255)', true, NULL),
+    ('event_bus_checkpoints', 'last_global_sequence', 'bigint', true, '0'),
+    ('event_bus_checkpoints', 'last_event_id', 'text', false, NULL),
+    ('event_bus_checkpoints', 'updated_at', 'timestamp with time zone', true, 'now()'),
+    ('event_bus_checkpoints', 'epoch', 'bigint', true, '0'),
+    ('event_bus_checkpoints', 'is_held', 'boolean', true, 'false'),
+    ('event_bus_checkpoints', 'was_interrupted', 'boolean', true, 'false'),
+    ('event_bus_checkpoints', 'attempt_sequence', 'bigint', false, NULL),
+    ('event_bus_checkpoints', 'attempt_count', 'integer', true, '0'),
+    ('event_bus_checkpoints', 'head', 'bigint', false, NULL),
+    ('event_bus_checkpoints', 'open_gaps', 'bigint[]', true, 'ARRAY[]::bigint[]'),
+    ('event_bus_checkpoints', 'write_id', 'text', false, NULL),
+    ('event_bus_checkpoints', 'partitions', 'integer', true, '1'),
+    ('event_bus_dlq', 'id', 'text', true, NULL),
+    ('event_bus_dlq', 'subscriber_id', 'character varying(255)', true, NULL),
+    ('event_bus_dlq', 'event_id', 'text', true, NULL),
+    ('event_bus_dlq', 'global_sequence', 'bigint', true, NULL),
+    ('event_bus_dlq', 'error_message', 'text', false, NULL),
+    ('event_bus_dlq', 'retry_count', 'integer', true, '0'),
+    ('event_bus_dlq', 'created_at', 'timestamp with time zone', true, 'now()'),
+    ('event_bus_dlq', 'last_retry_at', 'timestamp with time zone', false, NULL),
+    ('event_bus_dlq', 'error_history', 'json', true, NULL),
+    ('event_bus_dlq', 'retry_wanted_at', 'timestamp with time zone', false, NULL),
+    ('event_bus_dlq', 'resolved_at', 'timestamp with time zone', false, NULL),
+    ('event_bus_dlq', 'resolved_by', 'text', false, NULL),
+    ('event_bus_dlq', 'notes', 'text', false, NULL),
+    ('event_bus_dlq', 'event_type', 'text', true, NULL),
+    ('event_bus_dlq', 'payload', 'text', false, NULL),
+    ('event_bus_dlq', 'event_created_at', 'timestamp with time zone', true, NULL),
+    ('event_bus_dlq', 'metadata', 'json', false, NULL),
+    ('event_bus_dlq', 'stream_id', 'text', false, NULL),
+    ('event_bus_dlq', 'stream_version', 'bigint', false, NULL),
+    ('event_bus_dlq', 'actor_id', 'text', false, NULL),
+    ('event_bus_dlq', 'purger_id', 'text', false, NULL),
+    ('event_bus_dlq', 'purged_at', 'timestamp with time zone', false, NULL),
+    ('event_bus_dlq', 'correlation_id', 'text', false, NULL),
+    ('event_bus_dlq', 'causation_id', 'text', false, NULL),
+    ('event_bus_dlq', 'schema_version', 'bigint', false, NULL),
+    ('event_bus_outbox', 'id', 'bigint', true, 'any'),
+    ('event_bus_outbox', 'subscriber_pool', 'character varying(255)', true, NULL),
+    ('event_bus_outbox', 'global_sequence', 'bigint', true, NULL),
+    ('event_bus_outbox', 'event_id', 'text', true, NULL),
+    ('event_bus_outbox', 'status', 'character varying(20)', true, '''pending''::character varying'),
+    ('event_bus_outbox', 'locked_by', 'character varying(255)', false, NULL),
+    ('event_bus_outbox', 'locked_at', 'timestamp with time zone', false, NULL),
+    ('event_bus_outbox', 'created_at', 'timestamp with time zone', true, 'now()'),
+    ('event_bus_outbox', 'available_at', 'timestamp with time zone', true, 'now()'),
+    ('event_bus_outbox', 'claim', 'bigint', true,
+        '((random() * (''4611686018427387904''::bigint)::double precision))::bigint'),
+    ('event_bus_outbox', 'worker', 'integer', false, NULL),
+    ('event_bus_outbox', 'attempt_count', 'integer', true, '0'),
+    ('event_bus_outbox', 'errors', 'json', true, '''[]''::json'),
+    ('event_bus_outbox', 'is_suspect', 'boolean', true, 'false'),
+    ('event_bus_outbox', 'dead_letter_id', 'text', false, NULL);
 
 -- name: 1_checkpoints
 -- Half of every page is left free, so that the updates, which change no indexed column, stay in their page.
@@ -82,8 +157,6 @@ DO $postbus$ BEGIN
         RETURN;
     END IF;
     ALTER TABLE event_bus_checkpoints
-        ALTER last_global_sequence SET DEFAULT 0,
-        ALTER last_event_id TYPE text USING last_event_id::text,
         ADD COLUMN IF NOT EXISTS epoch bigint NOT NULL DEFAULT 0,
         ADD COLUMN IF NOT EXISTS is_held boolean NOT NULL DEFAULT false,
         ADD COLUMN IF NOT EXISTS was_interrupted boolean NOT NULL DEFAULT false,
@@ -131,7 +204,33 @@ BEGIN
     );
     IF missing IS NOT NULL THEN
         RAISE EXCEPTION 'schema % has a table events that is not ours: it lacks %', current_schema(), missing
-            USING HINT = 'Give postbus a schema of its own. Nothing was changed.';
+            USING ERRCODE = 'PB002', HINT = 'Give postbus a schema of its own. Nothing was changed.';
+    END IF;
+END $postbus$;
+
+-- name: 1_refuse_foreign_columns
+-- Nobody would fill them.
+DO $postbus$
+DECLARE
+    foreigner text;
+BEGIN
+    IF EXISTS (SELECT FROM postbus_schema) THEN
+        RETURN;
+    END IF;
+    SELECT string_agg(format('%I.%I', relname, attname), ', ' ORDER BY relname, attnum) INTO foreigner
+    FROM pg_attribute
+    JOIN pg_class ON pg_class.oid = attrelid
+    JOIN pg_namespace ON pg_namespace.oid = relnamespace AND nspname = current_schema()
+    JOIN pg_type ON pg_type.oid = atttypid
+    WHERE attnum > 0 AND NOT attisdropped AND (attnotnull OR typnotnull)
+        AND NOT atthasdef AND attidentity = '' AND typdefault IS NULL
+        AND relname IN (SELECT table_name FROM ({columns}) AS ours (table_name))
+        AND (relname, attname) NOT IN (SELECT table_name, name FROM ({columns}) AS ours (table_name, name));
+    IF foreigner IS NOT NULL THEN
+        RAISE EXCEPTION 'schema % has a column that is not ours, is NOT NULL and has no default: %',
+            current_schema(), foreigner
+            USING ERRCODE = 'PB002', HINT = 'postbus would not fill it: give it a DEFAULT, drop its NOT NULL, '
+                'or give postbus a schema of its own. Nothing was changed.';
     END IF;
 END $postbus$;
 
@@ -239,42 +338,6 @@ BEGIN
     END IF;
 END $postbus$;
 
--- name: 1_old_events
--- One statement, so that the table is written anew once and not once per column.
-DO $postbus$ BEGIN
-    IF EXISTS (SELECT FROM postbus_schema) THEN
-        RETURN;
-    END IF;
-    ALTER TABLE events
-        ALTER global_sequence DROP DEFAULT,
-        ALTER global_sequence TYPE bigint,
-        ALTER global_sequence SET DEFAULT nextval('events_global_sequence_seq'),
-        ALTER global_sequence SET NOT NULL,
-        ADD CONSTRAINT events_pkey PRIMARY KEY (global_sequence),
-        ALTER id DROP DEFAULT,
-        ALTER id TYPE text USING id::text,
-        ADD CONSTRAINT events_id_key UNIQUE (id),
-        ALTER event_type TYPE text,
-        ALTER event_type SET NOT NULL,
-        ALTER data TYPE json USING data::json,
-        ALTER data DROP NOT NULL,
-        ALTER created_at TYPE timestamptz,
-        ALTER created_at SET DEFAULT now(),
-        ALTER created_at SET NOT NULL,
-        ALTER stream_id TYPE text USING stream_id::text,
-        ALTER stream_id DROP NOT NULL,
-        ALTER stream_version TYPE bigint,
-        ALTER stream_version DROP NOT NULL,
-        ALTER actor_id TYPE text USING actor_id::text,
-        ALTER purger_id TYPE text USING purger_id::text,
-        ALTER purged_at TYPE timestamptz;
-END $postbus$;
-
--- name: 1_index_streams
--- Partial: events without a stream cost nothing. Unique: no version is ever given twice.
-CREATE UNIQUE INDEX IF NOT EXISTS idx_events_stream ON events (stream_id, stream_version)
-WHERE stream_id IS NOT NULL;
-
 -- name: 1_dead_letters
 -- A copy of the event and no reference to it: a dead letter outlives its event.
 -- payload is text, because one that is no JSON is a reason to be here.
@@ -308,16 +371,18 @@ CREATE TABLE IF NOT EXISTS event_bus_dlq (
 );
 
 -- name: 1_old_dead_letter_columns
--- Its index of one name is not ours of that name.
+-- Its index of one name is not ours of that name, and ours does what it was for.
 DO $postbus$ BEGIN
     IF EXISTS (SELECT FROM postbus_schema) THEN
         RETURN;
     END IF;
-    DROP INDEX IF EXISTS idx_dlq_subscriber;
+    IF EXISTS (
+        SELECT FROM pg_indexes WHERE schemaname = current_schema() AND tablename = 'event_bus_dlq'
+            AND indexname = 'idx_dlq_subscriber' AND indexdef LIKE '% USING btree (subscriber_id)'
+    ) THEN
+        DROP INDEX idx_dlq_subscriber;
+    END IF;
     ALTER TABLE event_bus_dlq
-        ALTER id DROP DEFAULT,
-        ALTER id TYPE text USING id::text,
-        ALTER event_id TYPE text USING event_id::text,
         ADD COLUMN IF NOT EXISTS error_history json,
         ADD COLUMN IF NOT EXISTS retry_wanted_at timestamptz,
         ADD COLUMN IF NOT EXISTS resolved_at timestamptz,
@@ -337,42 +402,6 @@ DO $postbus$ BEGIN
         ADD COLUMN IF NOT EXISTS schema_version bigint;
 END $postbus$;
 
--- name: 1_old_dead_letters
--- An old dead letter has no copy of its event. Of an event that was deleted only the letter is left.
-DO $postbus$ BEGIN
-    IF EXISTS (SELECT FROM postbus_schema) THEN
-        RETURN;
-    END IF;
-    UPDATE event_bus_dlq AS letter
-    SET error_history = to_json(array_remove(ARRAY[letter.error_message], NULL)),
-        event_type = coalesce(events.event_type, 'unknown'),
-        payload = events.data::text,
-        event_created_at = coalesce(events.created_at, letter.created_at),
-        stream_id = events.stream_id,
-        stream_version = events.stream_version,
-        actor_id = events.actor_id,
-        purger_id = events.purger_id,
-        purged_at = events.purged_at
-    FROM event_bus_dlq AS old LEFT JOIN events ON events.id = old.event_id
-    WHERE letter.id = old.id;
-    ALTER TABLE event_bus_dlq
-        ALTER error_history SET NOT NULL,
-        ALTER event_type SET NOT NULL,
-        ALTER event_created_at SET NOT NULL;
-END $postbus$;
-
--- name: 1_index_dead_letters
--- By age for purging, which takes the resolved ones too.
-CREATE INDEX IF NOT EXISTS idx_dlq_created_at ON event_bus_dlq (created_at);
-CREATE INDEX IF NOT EXISTS idx_dlq_event ON event_bus_dlq (event_id);
-CREATE INDEX IF NOT EXISTS idx_dlq_type ON event_bus_dlq (event_type) WHERE resolved_at IS NULL;
-CREATE INDEX IF NOT EXISTS idx_dlq_unresolved ON event_bus_dlq (created_at, global_sequence)
-WHERE resolved_at IS NULL;
-CREATE INDEX IF NOT EXISTS idx_dlq_subscriber ON event_bus_dlq (subscriber_id, created_at, global_sequence)
-WHERE resolved_at IS NULL;
-CREATE INDEX IF NOT EXISTS idx_dlq_retry ON event_bus_dlq (subscriber_id, created_at, global_sequence)
-WHERE retry_wanted_at IS NOT NULL;
-
 -- name: 1_gap_timeouts
 -- Every number that was given up by the clock, for gap_policy="timeout"; late_sequences are those whose
 -- events came after all.
@@ -384,7 +413,6 @@ CREATE TABLE IF NOT EXISTS event_bus_gap_timeouts (
     given_up_at timestamptz NOT NULL DEFAULT now(),
     late_sequences bigint[] NOT NULL DEFAULT ARRAY[]::bigint[]
 );
-CREATE INDEX IF NOT EXISTS idx_gap_timeouts ON event_bus_gap_timeouts (subscriber_id, id);
 
 -- name: 1_states
 -- Keys are read in the order that Python gives them, whatever the database's collation.
@@ -438,7 +466,6 @@ CREATE TABLE IF NOT EXISTS event_bus_outbox (
 -- name: 2_old_outbox
 -- The table of specification 0002 keeps its rows.
 ALTER TABLE event_bus_outbox
-    ALTER event_id TYPE text USING event_id::text,
     ADD COLUMN IF NOT EXISTS available_at timestamptz NOT NULL DEFAULT now(),
     ADD COLUMN IF NOT EXISTS claim bigint NOT NULL DEFAULT (random() * 4611686018427387904)::bigint,
     ADD COLUMN IF NOT EXISTS worker integer,
@@ -449,15 +476,210 @@ ALTER TABLE event_bus_outbox
     SET (fillfactor = 45, vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0,
         autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0);
 
--- name: 2_index_outbox
--- Suspects apart, since they are claimed one by one; retries of dead letters apart, since there are few.
-CREATE INDEX IF NOT EXISTS idx_outbox_due ON event_bus_outbox (subscriber_pool, available_at, global_sequence)
-WHERE NOT is_suspect;
-CREATE INDEX IF NOT EXISTS idx_outbox_suspects
-ON event_bus_outbox (subscriber_pool, available_at, global_sequence) WHERE is_suspect;
-CREATE INDEX IF NOT EXISTS idx_outbox_retries ON event_bus_outbox (subscriber_pool, global_sequence)
-WHERE dead_letter_id IS NOT NULL;
-
 -- name: 3_functions
 -- No table is changed: insert_and_notify is new.
 DO $postbus$ BEGIN END $postbus$;
+
+-- name: 4_columns
+-- Whatever an old table has under one of our names becomes what ours is: a publisher fills no column that it does
+-- not know, and reads none of another type. In one statement for each table, so that it is written anew once.
+-- A column that is right already is not touched, and a table of such columns is not locked.
+DO $postbus$
+DECLARE
+    change text;
+BEGIN
+    FOR change IN
+        WITH found AS (
+            SELECT ours.*, attidentity <> '' AND value IS DISTINCT FROM 'any' AS has_identity,
+                attnotnull AND NOT is_required AS is_too_strict,
+                format_type(atttypid, atttypmod) <> type
+                    OR attcollation <> (SELECT typcollation FROM pg_type WHERE oid = type::regtype) AS has_other_type,
+                adbin IS NOT NULL AND value IS DISTINCT FROM 'any' AS has_default,
+                value <> 'any' AS needs_default,
+                value IS DISTINCT FROM 'any'
+                    AND pg_get_expr(adbin, adrelid) IS DISTINCT FROM value AS has_other_default
+            FROM ({columns}) AS ours (table_name, name, type, is_required, value)
+            JOIN pg_attribute ON attrelid = to_regclass(quote_ident(table_name)) AND attname = name
+            LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+            WHERE attgenerated = '' AND NOT attisdropped
+        ), actions AS (
+            -- An identity can't go in the statement that changes the type.
+            SELECT table_name, 1 AS turn, format('ALTER %I DROP IDENTITY', name) AS action
+            FROM found WHERE has_identity
+            UNION ALL
+            SELECT table_name, 2, format('ALTER %I DROP DEFAULT', name)
+            FROM found WHERE has_default AND (has_other_default OR has_other_type)
+            UNION ALL
+            -- To a character type without a cast, which would cut off what is too long.
+            SELECT table_name, 2, format(
+                CASE WHEN type LIKE 'character%' OR type = 'text' THEN 'ALTER %1$I TYPE %2$s'
+                    ELSE 'ALTER %1$I TYPE %2$s USING %1$I::%2$s' END, name, type)
+            FROM found WHERE has_other_type
+            UNION ALL
+            SELECT table_name, 2, format('ALTER %I SET DEFAULT %s', name, value)
+            FROM found WHERE needs_default AND (has_other_default OR has_other_type)
+            UNION ALL
+            SELECT table_name, 2, format('ALTER %I DROP NOT NULL', name) FROM found WHERE is_too_strict
+        )
+        SELECT format('ALTER TABLE %I %s', table_name, string_agg(action, ', '))
+        FROM actions GROUP BY table_name, turn ORDER BY turn
+    LOOP
+        EXECUTE change;
+    END LOOP;
+END $postbus$;
+
+-- name: 4_old_dead_letters
+-- An old dead letter has no copy of its event. Of an event that was deleted only the letter is left.
+DO $postbus$ BEGIN
+    IF EXISTS (SELECT FROM postbus_schema) THEN
+        RETURN;
+    END IF;
+    UPDATE event_bus_dlq AS letter
+    SET error_history = coalesce(
+            letter.error_history, to_json(array_remove(ARRAY[letter.error_message], NULL))
+        ),
+        event_type = coalesce(letter.event_type, events.event_type, 'unknown'),
+        payload = coalesce(letter.payload, events.data::text),
+        event_created_at = coalesce(letter.event_created_at, events.created_at, letter.created_at),
+        metadata = coalesce(letter.metadata, events.metadata),
+        stream_id = coalesce(letter.stream_id, events.stream_id),
+        stream_version = coalesce(letter.stream_version, events.stream_version),
+        actor_id = coalesce(letter.actor_id, events.actor_id),
+        purger_id = coalesce(letter.purger_id, events.purger_id),
+        purged_at = coalesce(letter.purged_at, events.purged_at),
+        correlation_id = coalesce(letter.correlation_id, events.correlation_id),
+        causation_id = coalesce(letter.causation_id, events.causation_id),
+        schema_version = coalesce(letter.schema_version, events.schema_version)
+    FROM event_bus_dlq AS old LEFT JOIN events ON events.id = old.event_id
+    WHERE letter.id = old.id;
+END $postbus$;
+
+-- name: 4_required_columns
+DO $postbus$
+DECLARE
+    change text;
+BEGIN
+    FOR change IN
+        SELECT format('ALTER TABLE %I %s', table_name, string_agg(format('ALTER %I SET NOT NULL', name), ', '))
+        FROM ({columns}) AS ours (table_name, name, type, is_required, value)
+        JOIN pg_attribute ON attrelid = to_regclass(quote_ident(table_name)) AND attname = name
+        WHERE is_required AND NOT attnotnull
+        GROUP BY table_name
+    LOOP
+        EXECUTE change;
+    END LOOP;
+END $postbus$;
+
+-- name: 4_keys
+-- By their names, which errors are told apart by. A table's own key of another name gets ours.
+DO $postbus$
+DECLARE
+    ours record;
+    taken oid;
+    owner oid;
+    same name;
+    detail text;
+BEGIN
+    FOR ours IN
+        SELECT * FROM (VALUES
+            ('events', 'events_pkey', 'PRIMARY KEY (global_sequence)'),
+            ('events', 'events_id_key', 'UNIQUE (id)'),
+            ('event_bus_checkpoints', 'event_bus_checkpoints_pkey', 'PRIMARY KEY (subscriber_id)'),
+            ('event_bus_dlq', 'event_bus_dlq_pkey', 'PRIMARY KEY (id)'),
+            ('event_bus_dlq', 'unique_subscriber_event', 'UNIQUE (subscriber_id, event_id)'),
+            ('event_bus_outbox', 'event_bus_outbox_pkey', 'PRIMARY KEY (id)'),
+            ('event_bus_outbox', 'event_bus_outbox_subscriber_pool_global_sequence_key',
+                'UNIQUE (subscriber_pool, global_sequence)')
+        ) AS ours (table_name, name, definition)
+        WHERE NOT EXISTS (
+            SELECT FROM pg_constraint JOIN pg_index ON indexrelid = conindid
+            WHERE conrelid = to_regclass(quote_ident(table_name)) AND conname = name
+                AND pg_get_constraintdef(pg_constraint.oid) = definition AND indisvalid
+        )
+    LOOP
+        SELECT pg_class.oid, coalesce(indrelid, 0) INTO taken, owner
+        FROM pg_class LEFT JOIN pg_index ON indexrelid = pg_class.oid
+        WHERE pg_class.oid = to_regclass(format('%I.%I', current_schema(), ours.name));
+        IF FOUND AND owner <> to_regclass(quote_ident(ours.table_name)) THEN
+            RAISE EXCEPTION 'schema % has something called %, which has to be the key of table %',
+                current_schema(), ours.name, ours.table_name USING ERRCODE = 'PB002',
+                HINT = 'Give it another name, or give postbus a schema of its own. Nothing was changed.';
+        ELSIF FOUND THEN
+            EXECUTE format('ALTER INDEX %I RENAME TO %I', ours.name, left(ours.name, 45) || '_old_' || taken);
+        END IF;
+        SELECT conname INTO same FROM pg_constraint JOIN pg_index ON indexrelid = conindid
+        WHERE conrelid = to_regclass(quote_ident(ours.table_name)) AND indisvalid
+            AND pg_get_constraintdef(pg_constraint.oid) = ours.definition;
+        IF FOUND THEN
+            EXECUTE format('ALTER TABLE %I RENAME CONSTRAINT %I TO %I', ours.table_name, same, ours.name);
+        ELSE
+            EXECUTE format('ALTER TABLE %I ADD CONSTRAINT %I %s', ours.table_name, ours.name, ours.definition);
+        END IF;
+    END LOOP;
+EXCEPTION WHEN unique_violation THEN
+    GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+    RAISE EXCEPTION 'table % has rows that % forbids: %', ours.table_name, ours.definition, rtrim(detail, '.')
+        USING ERRCODE = 'PB002', HINT = 'Change or delete all of these rows but one. Nothing was changed.';
+END $postbus$;
+
+-- name: 4_indexes
+-- IF NOT EXISTS would take whatever has the name for ours, also one that lets a version be given twice, or one
+-- that was never finished. An index of the user's on a table of ours goes on under another name.
+--
+-- That on streams is partial: events without a stream cost nothing. By age for purging, which takes the resolved
+-- dead letters too. Suspects of the outbox apart, since they are claimed one by one; retries of dead letters
+-- apart, since there are few.
+DO $postbus$
+DECLARE
+    ours record;
+    found record;
+    detail text;
+BEGIN
+    FOR ours IN
+        SELECT table_name, name, format('CREATE %s %I ON %I.%I USING btree %s',
+            kind, name, current_schema(), table_name, rest) AS definition
+        FROM (VALUES
+            ('events', 'idx_events_stream', 'UNIQUE INDEX',
+                '(stream_id, stream_version) WHERE (stream_id IS NOT NULL)'),
+            ('event_bus_dlq', 'idx_dlq_created_at', 'INDEX', '(created_at)'),
+            ('event_bus_dlq', 'idx_dlq_event', 'INDEX', '(event_id)'),
+            ('event_bus_dlq', 'idx_dlq_type', 'INDEX', '(event_type) WHERE (resolved_at IS NULL)'),
+            ('event_bus_dlq', 'idx_dlq_unresolved', 'INDEX',
+                '(created_at, global_sequence) WHERE (resolved_at IS NULL)'),
+            ('event_bus_dlq', 'idx_dlq_subscriber', 'INDEX',
+                '(subscriber_id, created_at, global_sequence) WHERE (resolved_at IS NULL)'),
+            ('event_bus_dlq', 'idx_dlq_retry', 'INDEX',
+                '(subscriber_id, created_at, global_sequence) WHERE (retry_wanted_at IS NOT NULL)'),
+            ('event_bus_gap_timeouts', 'idx_gap_timeouts', 'INDEX', '(subscriber_id, id)'),
+            ('event_bus_outbox', 'idx_outbox_due', 'INDEX',
+                '(subscriber_pool, available_at, global_sequence) WHERE (NOT is_suspect)'),
+            ('event_bus_outbox', 'idx_outbox_suspects', 'INDEX',
+                '(subscriber_pool, available_at, global_sequence) WHERE is_suspect'),
+            ('event_bus_outbox', 'idx_outbox_retries', 'INDEX',
+                '(subscriber_pool, global_sequence) WHERE (dead_letter_id IS NOT NULL)')
+        ) AS ours (table_name, name, kind, rest)
+    LOOP
+        SELECT pg_class.oid, indrelid, indisvalid AND indisready AS is_usable,
+            -- How full its pages are is the user's to choose.
+            regexp_replace(pg_get_indexdef(indexrelid), ' WITH [(][^)]*[)]', '')
+                = regexp_replace(ours.definition, ' WITH [(][^)]*[)]', '') AS is_ours
+        INTO found FROM pg_class LEFT JOIN pg_index ON indexrelid = pg_class.oid
+        WHERE pg_class.oid = to_regclass(format('%I.%I', current_schema(), ours.name));
+        IF found.is_ours AND found.is_usable THEN
+            CONTINUE;
+        ELSIF found.is_ours THEN
+            EXECUTE format('DROP INDEX %I', ours.name);
+        ELSIF found.indrelid = to_regclass(quote_ident(ours.table_name)) THEN
+            EXECUTE format('ALTER INDEX %I RENAME TO %I', ours.name, ours.name || '_old_' || found.oid);
+        ELSIF found.oid IS NOT NULL THEN
+            RAISE EXCEPTION 'schema % has something called %, which has to be an index of table %',
+                current_schema(), ours.name, ours.table_name USING ERRCODE = 'PB002',
+                HINT = 'Give it another name, or give postbus a schema of its own. Nothing was changed.';
+        END IF;
+        EXECUTE ours.definition;
+    END LOOP;
+EXCEPTION WHEN unique_violation THEN
+    GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+    RAISE EXCEPTION 'table % has rows that % forbids: %', ours.table_name, ours.name, rtrim(detail, '.')
+        USING ERRCODE = 'PB002', HINT = 'Change or delete all of these rows but one. Nothing was changed.';
+END $postbus$;
