@@ -52,6 +52,10 @@ PostbusError
 class PostbusError(Exception):
     """Whatever postbus raises on purpose; catch this to catch all of it."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # By itself Python would call the constructor with the message, which it makes of other values.
+        return _rebuild, (type(self), self.args), vars(self)
+
 
 class EventBusShutdownError(PostbusError):
     """The bus was shut down and takes no new work: make a new EventBus on the same target."""
@@ -428,6 +432,11 @@ class SchemaTooNewError(StoreError):
 
 class DuplicateEventIdError(StoreError):
     """The id factory gave an id that is already stored. Nothing was stored: give unique ids."""
+
+
+def _rebuild(kind: type[PostbusError], args: tuple[object, ...]) -> PostbusError:
+    """An error that has its message already; pickle and copy give it its attributes after this."""
+    return kind.__new__(kind, *args)
 
 
 def _shorten(value: object, limit: int = 80) -> str:
