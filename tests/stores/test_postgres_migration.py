@@ -11,6 +11,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+import postbus.stores
 from postbus.errors import (
     InvalidConfigError,
     MigrationNeededError,
@@ -29,6 +30,7 @@ from tests.stores.postgres_catalog import describe, describe_tables
 from tests.stores.postgres_old_tables import NOON, SHAPES, insert_old_event, make_old_tables, old_id
 
 CHILD = Path(__file__).parent / "children" / "migrate_postgres.py"
+SOURCES = Path(postbus.stores.__path__[0])
 HOSTILE_NAMES = [
     "Größe",
     "two words",
@@ -660,11 +662,12 @@ class TestFromVersion3:
         assert await _versions(connection) == [3, VERSION]
 
 
-class TestScript:
-    def _run(self, script: str, dsn: str) -> "subprocess.CompletedProcess[str]":
-        command = [str(find() / "psql"), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--dbname={dsn}"]
-        return subprocess.run(command, input=script, text=True, capture_output=True, check=False)
+def _run_psql(script: str, dsn: str) -> "subprocess.CompletedProcess[str]":
+    command = [str(find() / "psql"), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--dbname={dsn}"]
+    return subprocess.run(command, input=script, text=True, capture_output=True, check=False)
 
+
+class TestScript:
     @pytest.mark.parametrize("shape", [None, *SHAPES])
     async def test_the_script_makes_the_same_schema(
         self, connection: Connection, postgres_dsn: str, fresh: dict[str, list[str]], shape: str | None
@@ -674,7 +677,7 @@ class TestScript:
             await make_old_tables(connection, shape)
             await insert_old_event(connection, 1, seconds=0)
         for _ in range(2):
-            finished = await asyncio.to_thread(self._run, render_sql("postbus"), postgres_dsn)
+            finished = await asyncio.to_thread(_run_psql, render_sql("postbus"), postgres_dsn)
             assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
 
         assert await describe(connection, "postbus") == fresh
@@ -685,7 +688,7 @@ class TestScript:
     ) -> None:
         """The program then finds nothing to do."""
         script = render_sql(schema, notify_trigger=True)
-        finished = await asyncio.to_thread(self._run, script, postgres_dsn)
+        finished = await asyncio.to_thread(_run_psql, script, postgres_dsn)
         await connection.execute("SET default_transaction_read_only = on")
         await migrate(connection, schema)
         await create_notify_trigger(connection, schema)
@@ -698,10 +701,53 @@ class TestScript:
         """It would put old functions in the place of new ones."""
         await migrate(connection, "postbus")
         await connection.execute(f"INSERT INTO postbus.postbus_schema VALUES ({VERSION + 1})")
-        finished = await asyncio.to_thread(self._run, render_sql("postbus"), postgres_dsn)
+        finished = await asyncio.to_thread(_run_psql, render_sql("postbus"), postgres_dsn)
 
         assert finished.returncode != 0
         assert "newer postbus" in finished.stderr
+
+
+class TestEncoding:
+    @pytest.fixture
+    async def latin(self, postgres_dsn: str, connection: Connection) -> AsyncIterator[str]:
+        """The DSN of a database that has no room for most characters."""
+        name = f"{postgres_dsn.rpartition('/')[2]}_latin"
+        await connection.execute(
+            f"CREATE DATABASE {name} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+        )
+        yield f"{postgres_dsn.rpartition('/')[0]}/{name}"
+        await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    async def test_a_database_that_could_not_store_every_event_is_refused(self, latin: str) -> None:
+        """Before anything is made: what was found, what is needed, and how to get it."""
+        connection = await asyncpg.connect(latin)
+        with pytest.raises(StoreError, match=r"_latin has the encoding LATIN1, and .*UTF8.*ENCODING 'UTF8'"):
+            await migrate(connection, "postbus")
+        schemas = await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = 'postbus'")
+        await connection.close()
+
+        assert schemas == 0
+
+    async def test_the_script_refuses_it_as_well(self, latin: str) -> None:
+        """It is run where postbus is not."""
+        finished = await asyncio.to_thread(_run_psql, render_sql("postbus"), latin)
+
+        assert finished.returncode != 0
+        assert "has the encoding LATIN1" in finished.stderr
+
+    @pytest.mark.parametrize(
+        ("package", "file"),
+        [
+            (f"postbus.stores.{store}", path.name)
+            for store in ("postgres", "sqlite")
+            for path in sorted((SOURCES / store / "sql").glob("*.sql"))
+        ],
+    )
+    def test_no_statement_needs_more_than_ascii(self, package: str, file: str) -> None:
+        """Whatever the encodings are on the way to the server."""
+        queries = load_queries(package, file)
+
+        assert [name for name, query in queries.items() if not query.isascii()] == []
 
 
 class TestRoles:

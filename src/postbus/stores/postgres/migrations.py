@@ -20,6 +20,7 @@ VERSION = max(version for version, _ in _MIGRATIONS)
 _COMMAND = "postbus migrate"
 # Numbering the events of a large table takes longer than a pool lets a statement take. In seconds.
 _PATIENCE = 24 * 3600.0
+_BEGINNING = ("check_encoding", "wait_for_turn", "enter_schema")
 # How our own blocks say what they do not change.
 _REFUSED = "PB002"
 
@@ -64,7 +65,7 @@ async def read_version(connection: Connection, schema: str) -> int | None:
 
 def render_sql(schema: str, *, notify_trigger: bool = False) -> str:
     """The whole migration as a script for psql and the like; running it again changes nothing."""
-    names = ("wait_for_turn", "enter_schema", "refuse_newer")
+    names = (*_BEGINNING, "refuse_newer")
     statements = [*(_fill(_QUERIES[name], schema) for name in names), *_steps(schema, above=0)]
     if notify_trigger:
         statements.append(_fill(_QUERIES["create_notify_trigger"], schema))
@@ -77,7 +78,7 @@ async def _migration(connection: Connection, schema: str, lack: str, command: st
     """A transaction inside the schema, one at a time; an error that says what to do if we are not let."""
     try:
         async with connection.transaction(isolation="read_committed"):
-            for name in ("wait_for_turn", "enter_schema"):
+            for name in _BEGINNING:
                 await connection.execute(_fill(_QUERIES[name], schema), timeout=_PATIENCE)
             yield
     except (asyncpg.InsufficientPrivilegeError, asyncpg.ReadOnlySQLTransactionError) as error:
@@ -93,7 +94,7 @@ async def _migration(connection: Connection, schema: str, lack: str, command: st
     except asyncpg.PostgresError as error:
         if error.sqlstate != _REFUSED:
             raise
-        raise StoreError(f"schema {schema!r} {lack}, and {error.message}. {error.hint}") from error
+        raise StoreError(f"schema {schema!r} {lack}: {error.message}. {error.hint}") from error
 
 
 def _steps(schema: str, *, above: int) -> Iterator[str]:

@@ -284,7 +284,7 @@ BEGIN
     IF coalesce(event_type !~ '^[^.*[:space:][:cntrl:]]+([.][^.*[:space:][:cntrl:]]+)*$', true) THEN
         flaw := format('event type %L is no dotted name such as order.placed', event_type);
     ELSIF char_length(event_type) > 255 THEN
-        flaw := format('event type %L… is longer than 255 characters', left(event_type, 40));
+        flaw := format('event type %L... is longer than 255 characters', left(event_type, 40));
     ELSIF octet_length(payload) > 16 * 1024 * 1024 THEN
         flaw := format('the payload has %s bytes, more than 16 MiB', octet_length(payload));
     ELSIF octet_length(metadata) > 64 * 1024 THEN

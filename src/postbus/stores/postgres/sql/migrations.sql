@@ -10,6 +10,16 @@
 -- The only statement that runs on a schema that is up to date.
 SELECT max(version) FROM {schema}.postbus_schema;
 
+-- name: check_encoding
+-- A payload is judged alike on every store; in another encoding most characters could not be stored.
+DO $postbus$ BEGIN
+    IF current_setting('server_encoding') <> 'UTF8' THEN
+        RAISE EXCEPTION 'the database % has the encoding %, and postbus needs UTF8, which has every character',
+            current_database(), current_setting('server_encoding') USING ERRCODE = 'PB002', HINT =
+            'Use a database that was made with ENCODING ''UTF8'' (and TEMPLATE template0). Nothing was changed.';
+    END IF;
+END $postbus$;
+
 -- name: wait_for_turn
 -- Whoever comes second waits for as long as the first may need, then finds the work done.
 SET LOCAL statement_timeout = 0;
