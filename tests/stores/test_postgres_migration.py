@@ -275,6 +275,27 @@ class TestAtOnce:
 
         assert await _versions(connection) == [VERSION]
 
+    async def test_waiting_for_another_instance_outlasts_a_transaction_timeout(
+        self, databases18: Databases
+    ) -> None:
+        """Which PostgreSQL has since 17: it would end the session, a long migration as well as a waiting one."""
+        async with databases18.make() as dsn:
+            first, connection = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+            async with first.transaction():
+                await first.execute(SCRIPT_WITHOUT_COMMIT)
+                await connection.execute("SET transaction_timeout = '300ms'")
+                second = asyncio.create_task(migrate(connection, "postbus"))
+                await _wait_until_it_waits(first, connection)
+                await first.execute("SELECT pg_sleep(0.4)")
+                assert not second.done()
+            await second
+            own_setting = await connection.fetchval("SHOW transaction_timeout")
+            versions = await _versions(connection)
+            for each in (first, connection):
+                await each.close()
+
+        assert (versions, own_setting) == ([VERSION], "300ms")
+
     async def test_a_migration_that_is_cancelled_can_be_repeated(
         self, postgres_dsn: str, connection: Connection
     ) -> None:

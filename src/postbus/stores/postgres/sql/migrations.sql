@@ -27,6 +27,10 @@ SET LOCAL idle_in_transaction_session_timeout = 0;
 SET LOCAL client_min_messages = warning;
 SET LOCAL lock_timeout = '10min';
 DO $postbus$ BEGIN
+    -- Known since PostgreSQL 17; it would count from the beginning of the transaction.
+    IF current_setting('transaction_timeout', true) IS NOT NULL THEN
+        PERFORM set_config('transaction_timeout', '0', true);
+    END IF;
     PERFORM pg_advisory_xact_lock(hashtextextended('postbus migration of ' || {schema_text}, 0));
 END $postbus$;
 
