@@ -219,6 +219,21 @@ class TestGroups:
         ]
         assert [each.open for each in found] == [gaps] * 4
 
+    async def test_where_arrays_have_no_nulls_each_is_saved_all_the_same(self, postgres_dsn: str) -> None:
+        """Of those who are in one group, some may be at an attempt and others not."""
+        async with open_checkpoints(f"{postgres_dsn}?array_nulls=off") as checkpoints:
+            owners = [await checkpoints.claim(SubscriberId(name), START) for name in "abc"]
+            attempts = [(None, 0), (GlobalSequence(3), 1), (None, 0)]
+            await asyncio.gather(
+                *(
+                    checkpoints.save(progress(owner, 2, attempt_sequence=sequence, attempt_count=count))
+                    for owner, (sequence, count) in zip(owners, attempts, strict=True)
+                )
+            )
+            saved = [await checkpoints.load(owner.subscriber_id) for owner in owners]
+
+        assert [each and (each.attempt_sequence, each.attempt_count) for each in saved] == attempts
+
     async def test_saves_of_one_subscriber_in_one_group_all_count(self, checkpoints: PgCheckpoints) -> None:
         """In their order: the attempt of the last, the furthest position."""
         owner = await checkpoints.claim(MAIL, START)

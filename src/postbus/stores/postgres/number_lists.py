@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 
 def to_literal(numbers: Iterable[int | None]) -> str:
-    """As PostgreSQL writes an array; the statement casts it.
+    """As PostgreSQL writes an array; the statement casts it, and takes 0 for NULL where one may be missing.
 
     >>> to_literal([1, None, 3])
-    '{1,NULL,3}'
+    '{1,0,3}'
     """
-    return "{" + ",".join("NULL" if number is None else str(number) for number in numbers) + "}"
+    # With array_nulls off, the word NULL is no NULL but a text.
+    return "{" + ",".join(str(number or 0) for number in numbers) + "}"

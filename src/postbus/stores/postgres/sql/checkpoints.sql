@@ -143,7 +143,7 @@ SET last_global_sequence = greatest(present.last_global_sequence, given.position
         WHEN (given.position, given.head)
             >= (present.last_global_sequence, coalesce(present.head, present.last_global_sequence))
         THEN given.open_gaps::bigint[] ELSE present.open_gaps END,
-    updated_at = $7::timestamptz, attempt_sequence = given.attempt_sequence,
+    updated_at = $7::timestamptz, attempt_sequence = nullif(given.attempt_sequence, 0),
     attempt_count = given.attempt_count
 FROM (
     SELECT set_config(
