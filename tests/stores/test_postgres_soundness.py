@@ -64,6 +64,13 @@ FAULTS = {
     ),
 }
 
+# What a role or a database may have.
+SETTINGS = [
+    "SET quote_all_identifiers = on",
+    "SET search_path = hostile, pg_catalog",
+    "SET standard_conforming_strings = off; SET quote_all_identifiers = on",
+]
+
 
 @pytest.fixture
 async def connection(postgres_dsn: str) -> AsyncIterator[Connection]:
@@ -111,6 +118,29 @@ async def test_the_repair_of_a_schema_with_a_hostile_name_works(connection: Conn
     await connection.execute(repair)
 
     await check_sound(connection, schema)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("schema", ["postbus", 'it\'s "quoted"', "back\\slash"])
+async def test_no_setting_of_the_role_changes_the_verdict(
+    connection: Connection, schema: str, settings: str
+) -> None:
+    """The log is as sound or unsound as before."""
+    number = f"ALTER TABLE {quoted_schema(schema)}.events ALTER global_sequence SET DEFAULT"
+    default = await connection.fetchval(
+        "SELECT $1 || quote_literal(quote_ident($2) || '.events_global_sequence_seq')", "nextval(", schema
+    )
+    await migrate(connection, schema)
+    await connection.execute("""
+        CREATE SCHEMA hostile; CREATE TABLE hostile.pg_class (); CREATE TABLE hostile.pg_depend ();
+        CREATE FUNCTION hostile.nextval(regclass) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'
+    """)
+    await connection.execute(settings)
+    await check_sound(connection, schema)
+    for broken in (f"hostile.{default})", f"pg_catalog.{default}) + 1", f"abs(pg_catalog.{default}))"):
+        await connection.execute(f"{number} {broken}")
+        with pytest.raises(UnsoundLogError, match="does not draw its number"):
+            await check_sound(connection, schema)
 
 
 async def test_numbers_in_use_are_no_fault(connection: Connection) -> None:
