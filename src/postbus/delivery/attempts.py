@@ -1,10 +1,11 @@
 """One event, one attempt: through its handlers one after another, each with its timeout."""
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any
@@ -23,6 +24,8 @@ from postbus.ports import Clock
 logger = logging.getLogger("postbus")
 
 _LONGEST_ERROR = 10_000
+# One of several in a group: none must hide the others.
+_LONGEST_MEMBER = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +265,48 @@ def _timeout_error(subscription: Subscription) -> TimeoutError:
 
 
 def describe_error(error: BaseException) -> str:
-    """The type and message of an error, as one string of the dead letter's story."""
+    """The type and message of an error, in a group also those of its members: one string of a dead letter."""
+    if not isinstance(error, BaseExceptionGroup):
+        return _shorten(_describe_alone(error), _LONGEST_ERROR)
+    story = ""
+    for piece in _pieces_of_group(error):
+        story += piece
+        if len(story) > _LONGEST_ERROR:
+            return f"{story[:_LONGEST_ERROR]}… (and more)"
+    return story
+
+
+def _pieces_of_group(group: BaseExceptionGroup[Any]) -> Iterator[str]:
+    """Its description bit by bit, for a reader who stops when it is enough."""
+    yield _describe_member(group)
+    # Without recursion: groups may be deeper than the stack, and one of the user's own may be in itself.
+    open_groups, before = [_members(group)], " ["
+    while open_groups:
+        member = next(open_groups[-1], None)
+        if member is None:
+            open_groups.pop()
+            if before == "; ":
+                yield "]"
+            before = "; "
+            continue
+        yield before + _describe_member(member)
+        before = "; "
+        if isinstance(member, BaseExceptionGroup):
+            open_groups.append(_members(member))
+            before = " ["
+
+
+def _members(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    with contextlib.suppress(Exception):
+        yield from group.exceptions
+
+
+def _describe_member(error: BaseException) -> str:
+    # Within a group in one line, so that it can be seen where it begins and ends.
+    return " ".join(_shorten(_describe_alone(error), _LONGEST_MEMBER).split())
+
+
+def _describe_alone(error: BaseException) -> str:
     name = type(error).__qualname__
     try:
         message = str(error)
@@ -270,5 +314,8 @@ def describe_error(error: BaseException) -> str:
         message = "(its message can't be shown: __str__ raised)"
     text = f"{name}: {message}" if message else name
     # Any store must be able to keep it: no lone surrogates, no NUL, no end without end.
-    text = text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
-    return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}… ({len(text)} characters)"
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
+
+
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
