@@ -728,6 +728,48 @@ class TestScript:
         assert "newer postbus" in finished.stderr
 
 
+class TestReadOnly:
+    async def test_a_standby_is_told_from_a_role_without_rights(self, own_postgres: Server) -> None:
+        """Another role would not help there: only another server does."""
+        own_postgres.stop()
+        # Without anybody to follow it waits, and answers what is asked.
+        (own_postgres.folder / "data" / "standby.signal").touch()
+        own_postgres.start()
+        connection = await asyncpg.connect(own_postgres.dsn())
+        with pytest.raises(
+            MigrationNeededError, match="not at version .* server is a standby.*connect to the primary"
+        ) as caught:
+            await migrate(connection, "postbus")
+        await connection.close()
+
+        assert "role" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("setting", "source"),
+        [
+            ("ALTER DATABASE {database} SET default_transaction_read_only = on", "database"),
+            (
+                "ALTER ROLE CURRENT_USER IN DATABASE {database} SET default_transaction_read_only = on",
+                "database user",
+            ),
+        ],
+    )
+    async def test_so_is_a_setting_that_forbids_to_write(
+        self, connection: Connection, postgres_dsn: str, setting: str, source: str
+    ) -> None:
+        """It says which one, and where it was made."""
+        await connection.execute(setting.format(database=postgres_dsn.rpartition("/")[2]))
+        reader = await asyncpg.connect(postgres_dsn)
+        with pytest.raises(
+            MigrationNeededError,
+            match=rf"default_transaction_read_only is on \(source: {source}\).* turn it off",
+        ) as caught:
+            await migrate(reader, "postbus")
+        await reader.close()
+
+        assert "may not change it" not in str(caught.value)
+
+
 class TestEncoding:
     @pytest.fixture
     async def latin(self, postgres_dsn: str, connection: Connection) -> AsyncIterator[str]:

@@ -81,7 +81,10 @@ async def _migration(connection: Connection, schema: str, lack: str, command: st
             for name in _BEGINNING:
                 await connection.execute(_fill(_QUERIES[name], schema), timeout=_PATIENCE)
             yield
-    except (asyncpg.InsufficientPrivilegeError, asyncpg.ReadOnlySQLTransactionError) as error:
+    except asyncpg.ReadOnlySQLTransactionError as error:
+        reason = await _why_read_only(connection, command)
+        raise MigrationNeededError(f"schema {schema!r} {lack}, and {reason} ({error})") from error
+    except asyncpg.InsufficientPrivilegeError as error:
         raise MigrationNeededError(
             f"schema {schema!r} {lack}, and this role may not change it ({error}); "
             f"run `{command}` as a role that may, or have its output with --sql run by somebody"
@@ -95,6 +98,20 @@ async def _migration(connection: Connection, schema: str, lack: str, command: st
         if error.sqlstate != _REFUSED:
             raise
         raise StoreError(f"schema {schema!r} {lack}: {error.message}. {error.hint}") from error
+
+
+async def _why_read_only(connection: Connection, command: str) -> str:
+    """Why nothing can be written here, and what to do about it."""
+    found = await connection.fetchrow(_QUERIES["why_read_only"])
+    assert found is not None
+    if found["is_standby"]:
+        return "this server is a standby, which can't be written: connect to the primary"
+    if found["is_default"]:
+        return (
+            f"default_transaction_read_only is on (source: {found['source']}), so that nothing can be "
+            f"written: turn it off where it was set, or run `{command}` as a role for which it is off"
+        )
+    return "the transaction is read-only: connect to a server that can be written"
 
 
 def _steps(schema: str, *, above: int) -> Iterator[str]:

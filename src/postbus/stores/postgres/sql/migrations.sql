@@ -49,6 +49,11 @@ CREATE TABLE IF NOT EXISTS postbus_schema (
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 
+-- name: why_read_only
+-- Asked when the server said that nothing can be written.
+SELECT pg_is_in_recovery() AS is_standby, setting = 'on' AS is_default, source
+FROM pg_settings WHERE name = 'default_transaction_read_only';
+
 -- name: refuse_newer
 -- An old script would put old functions in the place of new ones.
 DO $postbus$ BEGIN
