@@ -5,8 +5,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
+import pytest
 
 from postbus import Event, RetryPolicy
+from postbus.stores.postgres.pool import is_gone
 from tests.competing.steps import (
     ID,
     Holding,
@@ -100,17 +102,24 @@ async def test_effects_of_a_handler_that_has_lost_its_row_are_undone(make_bus: M
     assert await query(dsn, "SELECT number, attempt FROM effects") == [(1, 2)]
 
 
-async def test_a_transaction_that_was_cut_off_costs_no_attempt(make_bus: MakeBus, dsn: str) -> None:
+@pytest.mark.parametrize("is_used_after", [False, True])
+async def test_a_transaction_that_was_cut_off_costs_no_attempt(
+    make_bus: MakeBus, dsn: str, is_used_after: bool
+) -> None:
     """The connection went, and it was not the event's fault: it comes again by itself."""
     await query(dsn, TABLE)
     bus, calls = make_bus(), []
 
     async def handle(event: Event, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
         calls.append(event.payload)
-        if len(calls) == 1:
+        call_count = len(calls)
+        await connection.execute("INSERT INTO effects VALUES ($1, $2)", event.payload, call_count)
+        if call_count == 1:
             pid = await connection.fetchval("SELECT pg_backend_pid()")
             await query(dsn, "SELECT pg_terminate_backend($1)", pid)
-        await connection.execute("INSERT INTO effects VALUES ($1, $2)", event.payload, len(calls))
+            await until(lambda: is_gone(connection))
+            if is_used_after:
+                await connection.execute("SELECT 1")
 
     compete(bus, handle, retry=RetryPolicy(max_retries=0))
     await publish_numbers(bus, 1)

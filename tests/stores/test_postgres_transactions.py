@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -26,7 +27,9 @@ from postbus.events import (
 )
 from postbus.stores.postgres import checkpoints as checkpoints_module
 from postbus.stores.postgres.checkpoints import PgCheckpoints
+from postbus.stores.postgres.pool import is_gone
 from tests.contracts.steps import MAIL, STOCK, sequence_of
+from tests.patience import PATIENCE
 from tests.postgres.databases import Databases
 from tests.postgres.proxy import Proxy
 from tests.postgres.steps import Session
@@ -108,6 +111,14 @@ def spoil(event_id: str, spoiler: Callable[[Any], Awaitable[object]]) -> Handle:
             await spoiler(connection)
 
     return handle
+
+
+async def end_session(session: Session, connection: Any) -> None:
+    """Have the server end it, as it does when it is shut down; return when the driver knows."""
+    await session.execute("SELECT pg_terminate_backend($1)", connection.get_server_pid())
+    async with asyncio.timeout(PATIENCE):
+        while not is_gone(connection):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
 
 
 @pytest.fixture
@@ -335,9 +346,21 @@ class TestEndedTransactions:
         assert await no_transaction_is_open(transactions.session)
         assert await transactions.process(write, transactions.events[2:]) == BatchOutcome(3)
 
-    async def test_a_handler_that_closes_the_connection_has_failed(self, transactions: Transactions) -> None:
-        """It is no failure of the store, which has others."""
-        outcome = await transactions.process(spoil("c", lambda connection: connection.close()))
+    @pytest.mark.parametrize("way", ["close", "terminate"])
+    @pytest.mark.parametrize("is_used_after", [False, True])
+    async def test_a_handler_that_closes_the_connection_has_failed(
+        self, transactions: Transactions, way: str, is_used_after: bool
+    ) -> None:
+        """It is no failure of the store, which has others; what it does with a closed one changes nothing."""
+
+        async def close(connection: Any) -> None:
+            closing = getattr(connection, way)()
+            if closing is not None:
+                await closing
+            if is_used_after:
+                await connection.execute("SELECT 1")
+
+        outcome = await transactions.process(spoil("c", close))
 
         assert (outcome.done_count, type(outcome.error)) == (2, TransactionEndedError)
         assert await transactions.effects() == ["a", "b"]
@@ -438,6 +461,22 @@ class TestTime:
         assert await transactions.effects() == ["a"]
         assert await no_transaction_is_open(transactions.session)
         assert await transactions.process(write, transactions.events[1:]) == BatchOutcome(4)
+
+    async def test_a_statement_that_a_handler_has_left_running_is_no_silence_of_the_store(
+        self, transactions: Transactions
+    ) -> None:
+        """Its connection can't be asked for it, and is there."""
+        left: list[asyncio.Future[object]] = []
+
+        async def wait(connection: Any) -> None:
+            left.append(asyncio.ensure_future(connection.execute("SELECT pg_sleep(1)")))
+            await asyncio.Event().wait()
+
+        outcome = await transactions.process(spoil("b", wait), timeout=0.1)
+
+        assert (outcome.done_count, type(outcome.error)) == (1, TimeoutError)
+        assert await transactions.effects() == ["a"]
+        assert isinstance((await asyncio.gather(*left, return_exceptions=True))[0], Exception)
 
     async def test_a_time_limit_of_the_handlers_own_is_its_own_error(
         self, transactions: Transactions
@@ -564,7 +603,7 @@ class TestLostConnections:
     async def test_a_connection_that_breaks_is_no_failure_of_the_handler(
         self, through_proxy: Transactions, postgres_proxy: Proxy, is_swallowed: bool
     ) -> None:
-        """Nothing is written, and the next try works; a handler that hides it may be blamed once."""
+        """Nothing is written, and the next try works; also if the handler did not mind."""
 
         async def cut(connection: Any) -> None:
             postgres_proxy.cut()
@@ -574,14 +613,77 @@ class TestLostConnections:
                 if not is_swallowed:
                     raise
 
-        if is_swallowed:
-            outcome = await through_proxy.process(spoil("b", cut))
-            assert (outcome.done_count, type(outcome.error)) == (1, TransactionEndedError)
-        else:
+        with pytest.raises(StoreUnavailableError):
+            await through_proxy.process(spoil("b", cut))
+        assert await through_proxy.effects() == []
+        assert await through_proxy.process(write) == BatchOutcome(5)
+
+    @pytest.mark.parametrize("event_id", ["a", "c", "e"])
+    async def test_a_session_that_ends_while_the_handler_does_not_use_it_is_nobodys_failure(
+        self, transactions: Transactions, event_id: str
+    ) -> None:
+        """Wherever in the batch: all of it is undone, and all of it works the next time."""
+        with pytest.raises(StoreUnavailableError, match="was lost while the handler of 'mail' had it"):
+            await transactions.process(spoil(event_id, partial(end_session, transactions.session)))
+
+        assert (await transactions.effects(), await transactions.position()) == ([], 0)
+        assert await transactions.process(write) == BatchOutcome(5)
+        assert await transactions.effects() == ["a", "b", "c", "d", "e"]
+
+    async def test_so_is_that_of_a_connection_of_the_users_own_pool(
+        self, transactions: Transactions, postgres_dsn: str
+    ) -> None:
+        """Such a connection seems to be given back by then."""
+        async with (
+            asyncpg.create_pool(postgres_dsn, min_size=1, max_size=5) as pool,
+            open_checkpoints(pool) as transactions.checkpoints,
+        ):
             with pytest.raises(StoreUnavailableError):
-                await through_proxy.process(spoil("b", cut))
-            assert await through_proxy.effects() == []
-            assert await through_proxy.process(write) == BatchOutcome(5)
+                await transactions.process(spoil("c", partial(end_session, transactions.session)))
+
+            assert await transactions.process(write) == BatchOutcome(5)
+
+    async def test_an_error_of_the_handlers_own_about_a_lost_connection_is_the_stores(
+        self, transactions: Transactions
+    ) -> None:
+        """Whatever it made of the driver's; that one is still to be seen."""
+
+        async def wrap(connection: Any) -> None:
+            await end_session(transactions.session, connection)
+            try:
+                await connection.execute("SELECT 1")
+            except asyncpg.InterfaceError as error:
+                raise LookupError("no such order") from error
+
+        with pytest.raises(StoreUnavailableError) as raised:
+            await transactions.process(spoil("b", wrap))
+
+        assert isinstance(raised.value.__cause__, LookupError)
+        assert await transactions.process(write) == BatchOutcome(5)
+
+    async def test_a_handler_may_close_what_is_lost_already(self, transactions: Transactions) -> None:
+        """It has ended nothing by that."""
+
+        async def tidy_up(connection: Any) -> None:
+            await end_session(transactions.session, connection)
+            await connection.close()
+
+        with pytest.raises(StoreUnavailableError):
+            await transactions.process(spoil("b", tidy_up))
+
+    async def test_a_handler_that_takes_too_long_has_failed_although_its_connection_is_lost(
+        self, transactions: Transactions
+    ) -> None:
+        """With any other it would have, too; and those that are idle for very long the server ends itself."""
+
+        async def wait(connection: Any) -> None:
+            await end_session(transactions.session, connection)
+            await asyncio.Event().wait()
+
+        outcome = await transactions.process(spoil("b", wait), timeout=1.0)
+
+        assert (outcome.done_count, type(outcome.error)) == (1, TimeoutError)
+        assert await transactions.effects() == ["a"]
 
     async def test_a_server_that_ends_the_session_is_no_failure_of_the_handler(
         self, transactions: Transactions

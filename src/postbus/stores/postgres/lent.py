@@ -1,5 +1,6 @@
 """Connections as their users get them: with a time limit for us, with an end for a handler."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -8,12 +9,15 @@ import asyncpg
 # What makes isinstance(connection, asyncpg.Connection) true.
 from asyncpg.connection import _ConnectionProxy
 
+from postbus.stores.postgres.pool import is_gone
+
 if TYPE_CHECKING:
     from postbus.stores.postgres.pool import Connection
 
 # How long a statement of ours may take.
 COMMAND_SECONDS = 10.0
 _STATEMENTS = frozenset({"execute", "executemany", "fetch", "fetchmany", "fetchrow", "fetchval"})
+_CLOSINGS = frozenset({"close", "terminate"})
 
 
 class TimedConnection(_ConnectionProxy):
@@ -36,10 +40,12 @@ class TimedConnection(_ConnectionProxy):
 class LentConnection(_ConnectionProxy):
     """Passes everything on until it is taken back: later use would meddle with somebody else's work."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_connection", "was_closed")
 
     def __init__(self, connection: "Connection") -> None:
         self._connection: Connection | None = connection
+        self.was_closed = False
+        """Whether it was open until its user closed it."""
 
     def take_back(self) -> None:
         """The transaction is over."""
@@ -51,4 +57,16 @@ class LentConnection(_ConnectionProxy):
                 f"connection.{name} is used after the handler's transaction was over; await everything "
                 "before the handler returns"
             )
-        return getattr(self._connection, name)
+        attribute = getattr(self._connection, name)
+        return partial(self._close, attribute) if name in _CLOSINGS else attribute
+
+    def _close(self, close: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        # What is lost already nobody closes.
+        if self._connection is not None and not is_gone(self._connection):
+            self.was_closed = True
+        return close(*args, **options)
+
+
+def was_closed(connection: object) -> bool:
+    """Whether its user has closed it; if it is gone without that, it was lost."""
+    return isinstance(connection, LentConnection) and connection.was_closed

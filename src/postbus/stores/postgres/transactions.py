@@ -12,7 +12,12 @@ from typing import Any, cast
 import asyncpg
 
 from postbus.closing import is_closing
-from postbus.errors import SubscriberFencedError, TransactionEndedError, TransactionFailedError
+from postbus.errors import (
+    StoreUnavailableError,
+    SubscriberFencedError,
+    TransactionEndedError,
+    TransactionFailedError,
+)
 from postbus.events import (
     BatchOutcome,
     Event,
@@ -23,7 +28,7 @@ from postbus.events import (
 )
 from postbus.stores.postgres.burials import note_retry
 from postbus.stores.postgres.database import Database
-from postbus.stores.postgres.lent import TimedConnection
+from postbus.stores.postgres.lent import TimedConnection, was_closed
 from postbus.stores.postgres.lock_keys import batch_key
 from postbus.stores.postgres.pool import Connection, is_gone
 from postbus.stores.postgres.saving import array_to_gaps, gaps_to_array
@@ -206,24 +211,38 @@ class Batch:
             return loss
         # The statement that failed first may be one of an earlier handler, who did not mind.
         is_last = not isinstance(error, asyncpg.InFailedSQLTransactionError)
-        is_ended = not is_gone(connection) and not connection.is_in_transaction()
+        is_ended = was_closed(connection) or not (is_gone(connection) or connection.is_in_transaction())
         if error is None or (is_ended and not isinstance(error, TimeoutError)):
             error = TransactionEndedError(self.subscriber_id)
         return _UndoneError(suspect_count, error, is_last=is_last)
 
     async def _find_loss(self, connection: Connection, error: BaseException | None) -> BaseException | None:
-        """The error of the store that is behind a handler's error, if there is one."""
+        """The error of the store that is behind what a handler did, if there is one."""
+        if was_closed(connection):
+            return None
         if is_gone(connection):
-            # Else it is the handler who has closed it, or has left it idle for too long.
-            is_lost = isinstance(error, _CONNECTION_LOST) and not isinstance(error, TimeoutError)
-            return error if is_lost or _is_of_the_store(error) else None
+            # Time would be up with any; and the server may have ended one that was idle for too long.
+            return None if isinstance(error, TimeoutError) else self._loss(error)
         if isinstance(error, TimeoutError):
             silence = await self._probe(connection)
-            return silence if isinstance(silence, _CONNECTION_LOST) else None
+            # One that is there may be busy with what the handler has left behind.
+            return silence if is_gone(connection) or isinstance(silence, TimeoutError) else None
         # The handler may use connections of its own, to other servers.
         if _is_of_the_store(error) and await self._probe(connection) is not None:
             return error
         return None
+
+    def _loss(self, error: BaseException | None) -> BaseException:
+        """What is raised for a connection that was lost, whatever the handler made of that."""
+        if isinstance(error, _CONNECTION_LOST) or _is_of_the_store(error):
+            assert error is not None
+            return error
+        loss = StoreUnavailableError(
+            f"the connection was lost while the handler of {self.subscriber_id!r} had it; nothing of its "
+            "transaction was stored; its events come again"
+        )
+        loss.__cause__ = error
+        return loss
 
     async def _probe(self, connection: Connection) -> Exception | None:
         """Why the transaction can't go on, if so."""
