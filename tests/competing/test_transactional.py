@@ -132,6 +132,30 @@ async def test_a_transaction_that_was_cut_off_costs_no_attempt(
     assert (await bus.dlq.list()).total == 0
 
 
+async def test_a_limit_of_the_database_on_transactions_is_not_for_those_of_handlers(
+    make_bus: MakeBus, dsn: str
+) -> None:
+    """They have a time limit of their own. Before PostgreSQL 17 there is none on transactions."""
+    await query(dsn, TABLE)
+    if (await query(dsn, "SELECT current_setting('transaction_timeout', true)"))[0][0] is not None:
+        ((database,),) = await query(dsn, "SELECT quote_ident(current_database())")
+        await query(dsn, f"ALTER DATABASE {database} SET transaction_timeout = '1s'")
+    bus, calls = make_bus(), []
+
+    async def handle(event: Event, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+        calls.append(event.payload)
+        while not await connection.fetchval("SELECT now() + interval '1.5 s' < clock_timestamp()"):
+            pass
+        await connection.execute("INSERT INTO effects VALUES ($1, $2)", event.payload, len(calls))
+
+    compete(bus, handle, retry=RetryPolicy(max_retries=0))
+    await publish_numbers(bus, 1)
+    await within(20, bus.idle())
+
+    assert await query(dsn, "SELECT number, attempt FROM effects") == [(1, 1)]
+    assert (await bus.dlq.list()).total == 0
+
+
 async def test_a_handler_can_not_end_the_transaction_itself(make_bus: MakeBus, dsn: str) -> None:
     """Its effects would be there although the row is not deleted."""
     await query(dsn, TABLE)

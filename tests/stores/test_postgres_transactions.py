@@ -32,7 +32,7 @@ from tests.contracts.steps import MAIL, STOCK, sequence_of
 from tests.patience import PATIENCE
 from tests.postgres.databases import Databases
 from tests.postgres.proxy import Proxy
-from tests.postgres.steps import Session
+from tests.postgres.steps import Session, ask
 from tests.stores.checkpoint_steps import (
     START,
     make_database,
@@ -119,6 +119,12 @@ async def end_session(session: Session, connection: Any) -> None:
     async with asyncio.timeout(PATIENCE):
         while not is_gone(connection):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
+
+
+async def set_for_database(session: Session, name: str, value: str) -> None:
+    """For whoever connects from now on."""
+    database = await session.fetchval("SELECT quote_ident(current_database())")
+    await session.execute(f"ALTER DATABASE {database} SET {name} = '{value}'")
 
 
 @pytest.fixture
@@ -477,6 +483,27 @@ class TestTime:
         assert (outcome.done_count, type(outcome.error)) == (1, TimeoutError)
         assert await transactions.effects() == ["a"]
         assert isinstance((await asyncio.gather(*left, return_exceptions=True))[0], Exception)
+
+    async def test_a_limit_of_the_database_on_transactions_is_not_for_those_of_handlers(
+        self, transactions: Transactions, postgres_dsn: str
+    ) -> None:
+        """They have a time limit of their own. Before PostgreSQL 17 there is none on transactions."""
+        find_limit = "SELECT current_setting('transaction_timeout', true)"
+        is_old = "SELECT now() + interval '1.5 s' < clock_timestamp()"
+        has_limit = await transactions.session.fetchval(find_limit) is not None
+        async with open_checkpoints(postgres_dsn) as transactions.checkpoints:
+            if has_limit:
+                await set_for_database(transactions.session, "transaction_timeout", "1s")
+
+            async def take_long(connection: Any) -> None:
+                while not await connection.fetchval(is_old):
+                    pass
+
+            outcome = await transactions.process(spoil("a", take_long), transactions.events[:2])
+
+            assert outcome == BatchOutcome(2)
+            assert await transactions.effects() == ["a", "b"]
+            assert await ask(postgres_dsn, find_limit) == ("1s" if has_limit else None)
 
     async def test_a_time_limit_of_the_handlers_own_is_its_own_error(
         self, transactions: Transactions

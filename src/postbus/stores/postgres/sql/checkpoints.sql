@@ -182,6 +182,10 @@ WHERE subscriber_id = $1 AND epoch = $2 AND coalesce($4 = {server}, true) FOR NO
 -- name: guard_transaction
 -- A commit has to read this cursor to its end, which fails: until the cursor is closed nobody can commit
 -- the transaction that handlers are lent. left(random()…) keeps the planner from failing first.
+-- Handlers have a time limit of their own: one of the role's or the database's on transactions, which only
+-- PostgreSQL 17 and later know, is not for them.
+SELECT CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
+    THEN set_config('transaction_timeout', '0', true) END;
 DECLARE postbus_batch NO SCROLL CURSOR WITH HOLD FOR
 SELECT ('leave COMMIT to postbus' || left(random()::text, 0))::integer;
 
