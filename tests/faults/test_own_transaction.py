@@ -12,7 +12,8 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from postbus import PgEventBus, ReliableDeliveryConfig
+from postbus import Event, InvalidConfigError, PgEventBus, ReliableDeliveryConfig, StoreUnavailableError
+from postbus.stores.postgres.pool import is_gone
 from tests.faults.steps import query
 from tests.gaps.steps import ID, Seen, running, soon
 from tests.postgres.binaries import find
@@ -22,6 +23,8 @@ from tests.postgres.steps import Session
 NEVER = 600.0
 # Far below a poll_interval of 60 s, on any machine.
 SOON = 20.0
+
+_GONE = r"lost, closed or given back to its pool; expected .*nothing was stored; .*again with another"
 
 Publish = Callable[[PgEventBus, Session, int], Awaitable[object]]
 
@@ -120,6 +123,83 @@ class TestAsyncpg:
             await soon(lambda: numbers_of(seen) == [2])
             head = await bus.store.head()
             await soon(lambda: bus.subscription(ID).checkpoint == head)
+
+
+@pytest.mark.parametrize("publish", [publish_one, publish_many, append], ids=lambda each: each.__name__)
+class TestUnusable:
+    """Connections without a transaction for the events: nothing is stored, and the error says what to do."""
+
+    @pytest.mark.parametrize("is_begun", [False, True])
+    async def test_one_that_is_closed_has_the_transaction_run_again_on_another(
+        self, postgres_dsn: str, publish: Publish, is_begun: bool
+    ) -> None:
+        """Whoever has closed it; also if it was inside a transaction."""
+        async with PgEventBus(postgres_dsn) as bus, connected(postgres_dsn) as connection:
+            if is_begun:
+                await connection.execute("BEGIN")
+            connection.terminate()
+            with pytest.raises(StoreUnavailableError, match=_GONE):
+                await publish(bus, connection, 1)
+
+            assert await bus.store.head() == 0
+
+    async def test_so_has_one_that_the_server_has_ended(self, postgres_dsn: str, publish: Publish) -> None:
+        """A pool has taken it back by itself then."""
+        async with (
+            PgEventBus(postgres_dsn) as bus,
+            asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1) as pool,
+        ):
+            connection = await pool.acquire()
+            await connection.execute("BEGIN")
+            await query(postgres_dsn, "SELECT pg_terminate_backend($1)", connection.get_server_pid())
+            await soon(lambda: is_gone(connection))
+            with pytest.raises(StoreUnavailableError, match=_GONE):
+                await publish(bus, connection, 1)  # type: ignore[arg-type]
+
+            assert await bus.store.head() == 0
+
+    async def test_one_that_was_given_back_to_its_pool_is_told_the_same(
+        self, postgres_dsn: str, publish: Publish
+    ) -> None:
+        """The driver does not tell the two apart."""
+        async with (
+            PgEventBus(postgres_dsn) as bus,
+            asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1) as pool,
+        ):
+            async with pool.acquire() as connection:
+                await connection.execute("SELECT 1")
+            with pytest.raises(StoreUnavailableError, match=_GONE):
+                await publish(bus, connection, 1)  # type: ignore[arg-type]
+
+            assert await bus.store.head() == 0
+
+    async def test_one_outside_a_transaction_is_refused(self, postgres_dsn: str, publish: Publish) -> None:
+        """The events would be stored at once, whatever becomes of what they tell."""
+        async with PgEventBus(postgres_dsn) as bus, connected(postgres_dsn) as connection:
+            with pytest.raises(
+                InvalidConfigError, match=r"expected one inside a transaction .*nothing was stored"
+            ):
+                await publish(bus, connection, 1)
+
+            assert await bus.store.head() == 0
+
+    async def test_that_of_a_handler_that_has_returned_is_refused(
+        self, postgres_dsn: str, publish: Publish
+    ) -> None:
+        """By then it is somebody else's."""
+        bus, lent = PgEventBus(postgres_dsn), []
+
+        async def keep(_: Event, connection: Any) -> None:
+            lent.append(connection)
+
+        bus.subscribe("*", keep, id=ID)
+        async with bus:
+            await bus.publish("test.done", 1)
+            await bus.idle()
+            with pytest.raises(InvalidConfigError, match=r"is over when it returns.*nothing was stored"):
+                await publish(bus, lent[0], 2)
+
+            assert await bus.store.head() == 1
 
 
 class TestAnyClient:

@@ -7,15 +7,16 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from postbus.errors import EventNotFoundError, InvalidConfigError
+from postbus.errors import EventNotFoundError, InvalidConfigError, StoreUnavailableError
 from postbus.events import Draft, Event, Gap, GlobalSequence, LogPage, LogPosition, OpenWriter
 from postbus.ports import Clock, WantedEvents
 from postbus.storable import LARGEST_NUMBER
 from postbus.stores.postgres.answers import Stored
 from postbus.stores.postgres.appending import Appending
 from postbus.stores.postgres.database import Database
+from postbus.stores.postgres.lent import is_over
 from postbus.stores.postgres.log_pages import LogPages, decode_page
-from postbus.stores.postgres.pool import Connection
+from postbus.stores.postgres.pool import Connection, is_gone
 from postbus.stores.postgres.query_parts import fill_parts
 from postbus.stores.postgres.rows import columns_from_rows, event_from_draft, event_from_row
 from postbus.stores.postgres.samples import Samples
@@ -55,12 +56,8 @@ class PgEventLog:
 
     async def append_within(self, connection: Any, drafts: Sequence[Draft]) -> list[Event]:
         """As append, inside the caller's own transaction."""
-        if isinstance(connection, asyncpg.Connection) and not connection.is_in_transaction():
-            raise InvalidConfigError(
-                "connection",
-                connection,
-                "one inside a transaction (async with connection.transaction()); nothing was stored",
-            )
+        if isinstance(connection, asyncpg.Connection):
+            _check_inside_transaction(connection)
         stored = await self._appending.insert_within(connection, drafts)
         events = [
             await self._find(connection, draft.id) if each.sequence is None else _as_stored(draft, each)
@@ -171,6 +168,29 @@ class PgEventLog:
         if row is None:
             raise EventNotFoundError(event_id)
         return event_from_row(row)
+
+
+def _check_inside_transaction(connection: Connection) -> None:
+    if is_over(connection):
+        raise InvalidConfigError(
+            "connection",
+            connection,
+            "one inside a transaction, and that of a handler is over when it returns: await everything "
+            "before; nothing was stored",
+        )
+    if is_gone(connection):
+        # A pool of asyncpg takes back what was lost, so that it looks as if its user had given it back.
+        raise StoreUnavailableError(
+            f"connection is {connection!r}, which was lost, closed or given back to its pool; expected one "
+            "inside a transaction (async with connection.transaction()); nothing was stored; run the "
+            "transaction again with another"
+        )
+    if not connection.is_in_transaction():
+        raise InvalidConfigError(
+            "connection",
+            connection,
+            "one inside a transaction (async with connection.transaction()); nothing was stored",
+        )
 
 
 def _as_stored(draft: Draft, stored: Stored) -> Event:

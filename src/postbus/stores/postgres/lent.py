@@ -47,6 +47,11 @@ class LentConnection(_ConnectionProxy):
         self.was_closed = False
         """Whether it was open until its user closed it."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it was taken back."""
+        return self._connection is None
+
     def take_back(self) -> None:
         """The transaction is over."""
         self._connection = None
@@ -70,3 +75,8 @@ class LentConnection(_ConnectionProxy):
 def was_closed(connection: object) -> bool:
     """Whether its user has closed it; if it is gone without that, it was lost."""
     return isinstance(connection, LentConnection) and connection.was_closed
+
+
+def is_over(connection: object) -> bool:
+    """Whether it was lent and is taken back."""
+    return isinstance(connection, LentConnection) and connection.is_over
