@@ -2,14 +2,18 @@
 
 import asyncio
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from postbus import DLQInspector
 from postbus.errors import SchemaTooNewError
 from postbus.stores.sqlite import SQLiteStore
 from postbus.stores.sqlite.schema import VERSION
+from postbus.testing import ManualClock
 from tests.stores.sqlite_version_1 import STATUSES, make_file
 
 
@@ -102,3 +106,89 @@ async def test_a_file_of_a_newer_postbus_is_left_alone(tmp_path: Path) -> None:
         await _open_and_close(tmp_path / "new.db")
 
     assert (caught.value.found, caught.value.known) == (VERSION + 1, VERSION)
+
+
+# How other programs write the same moment, or at least the same second.
+_SAME_SECOND = {
+    "2026-01-10 23:00:00": "2026-01-10T23:00:00.000000+00:00",
+    "2026-01-10T23:00:00Z": "2026-01-10T23:00:00.000000+00:00",
+    "2026-01-10T23:00:00.120Z": "2026-01-10T23:00:00.120000+00:00",
+    "2026-01-11 01:00:00.123456+02": "2026-01-10T23:00:00.123456+00:00",
+    "2026-01-10T17:30:00.123456789-05:30": "2026-01-10T23:00:00.123456+00:00",
+    "2026-01-10T23:00:00.123457+00:00": "2026-01-10T23:00:00.123457+00:00",
+}
+# None is one, or is one within our calendar.
+_NO_MOMENTS = ["", "yesterday", "1768084800000", "2026-13-01", "0001-01-01T00:00:00+02:00", b"\xff", 17]
+
+
+def _make_specified(path: Path, moments: Sequence[object]) -> None:
+    """The table of the specification, with dead letters that were created at these moments."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(
+            """
+            CREATE TABLE events (
+              id TEXT PRIMARY KEY, type TEXT NOT NULL, payload TEXT NOT NULL,
+              status TEXT NOT NULL DEFAULT 'pending', retry_count INTEGER NOT NULL DEFAULT 0,
+              last_error TEXT, metadata TEXT, created_at TEXT NOT NULL, updated_at TEXT NOT NULL
+            );
+            CREATE TABLE subscriptions (
+              id TEXT PRIMARY KEY, event_type TEXT NOT NULL, created_at TEXT NOT NULL
+            );
+            INSERT INTO subscriptions VALUES ('old', 'order.*', 'yesterday');
+            """
+        )
+        connection.executemany(
+            "INSERT INTO events (id, type, payload, status, created_at, updated_at)"
+            " VALUES (?, 'order.placed', '1', 'dlq', ?, ?)",
+            [(f"event-{number}", moment, moment) for number, moment in enumerate(moments)],
+        )
+
+
+class TestMomentsOfOthers:
+    """A file with the specification's table, whose texts of moments sort as they were written."""
+
+    async def test_they_are_written_as_ours_and_numbered_in_their_order(self, tmp_path: Path) -> None:
+        """Whatever zone and precision they had; those of one moment as they were inserted."""
+        path = tmp_path / "specified.db"
+        _make_specified(path, list(reversed(_SAME_SECOND)))
+        await _open_and_close(path)
+
+        assert _query(path, "SELECT created_at FROM events ORDER BY global_sequence") == [
+            (moment,) for moment in sorted(_SAME_SECOND.values())
+        ]
+        assert _query(path, "SELECT id FROM events ORDER BY global_sequence LIMIT 2") == [
+            ("event-4",),
+            ("event-5",),
+        ]
+        assert _query(path, "SELECT * FROM events WHERE updated_at <> created_at") == []
+
+    async def test_a_purge_takes_no_dead_letter_that_is_younger(self, tmp_path: Path) -> None:
+        """Compared as texts, an event of eleven at night was older than noon of the same day."""
+        path = tmp_path / "specified.db"
+        _make_specified(path, [*_SAME_SECOND, "2026-01-10T12:00:00.000Z", "2026-01-10T14:00:01+02:00"])
+        clock = ManualClock(datetime(2026, 1, 20, 12, tzinfo=UTC))
+        async with SQLiteStore(path, clock=clock) as store:
+            purged_count = await DLQInspector(store, clock=clock).purge(older_than_days=10)
+            left = await store.dead_letters.page(10, 0, None)
+
+        assert (purged_count, left.total) == (1, len(_SAME_SECOND) + 1)
+        assert {event.id for event in left.events} == {
+            f"event-{number}" for number in (*range(len(_SAME_SECOND)), len(_SAME_SECOND) + 1)
+        }
+
+    async def test_what_is_no_moment_becomes_that_of_taking_over(self, tmp_path: Path) -> None:
+        """Nothing is lost: it comes last, as it was inserted, and no purge takes it too early."""
+        path = tmp_path / "specified.db"
+        _make_specified(path, [*_NO_MOMENTS, "2026-01-10 23:00:00"])
+        clock = ManualClock(datetime(2026, 1, 20, 12, tzinfo=UTC))
+        async with SQLiteStore(path, clock=clock) as store:
+            events = await store.read_all()
+            subscriptions = await store.subscriptions.list()
+            purged_count = await DLQInspector(store, clock=clock).purge(older_than_days=1)
+
+        assert [event.id for event in events] == [
+            f"event-{number}" for number in (len(_NO_MOMENTS), *range(len(_NO_MOMENTS)))
+        ]
+        assert {event.created_at for event in events[1:]} == {clock.now()}
+        assert [row.created_at.year for row in subscriptions] == [1970]
+        assert purged_count == 1

@@ -72,6 +72,20 @@ class _MomentFormat:
 moment_to_text = _MomentFormat().write
 
 
+def moment_as_ours(found: bytes | None, otherwise: str) -> str:
+    """What another program wrote for a moment, as we write it; *otherwise* if it is none that we know.
+
+    >>> moment_as_ours(b"2026-01-10 23:00:00", ""), moment_as_ours(b"yesterday", "unknown")
+    ('2026-01-10T23:00:00.000000+00:00', 'unknown')
+    """
+    try:
+        moment = _parse_moment((found or b"").decode())
+        # Whoever says nothing of a zone means UTC, as SQLite itself does.
+        return moment_to_text(moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC))
+    except (ValueError, OverflowError):
+        return otherwise
+
+
 def draft_to_row(draft: Draft) -> tuple[object, ...]:
     """The values of a new event."""
     return (
@@ -222,7 +236,7 @@ def payload_to_text(payload: object) -> str:
 
 def subscription_from_row(row: tuple[Any, ...]) -> SubscriptionRow:
     """The subscription of a read_subscriptions row."""
-    return SubscriptionRow(id=row[0], event_type=row[1], created_at=datetime.fromisoformat(row[2]))
+    return SubscriptionRow(id=row[0], event_type=row[1], created_at=_moment(row[2]) or _UNKNOWN_MOMENT)
 
 
 def _decode_payload(text: Any) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from postbus.errors import NotADatabaseError, SchemaTooNewError
 from postbus.stores.named_queries import load_queries
+from postbus.stores.sqlite.rows import moment_as_ours, moment_to_text
 
 VERSION = 2
 
@@ -59,7 +60,7 @@ def migrate(connection: sqlite3.Connection, path: Path, now: datetime) -> None:
         # Asked again under the lock: another process may have migrated meanwhile.
         if not _is_up_to_date(connection, path):
             if _version(connection) is None:
-                _create_tables(connection, path)
+                _create_tables(connection, path, now)
             else:
                 for statement in _ADDED_IN_2:
                     connection.execute(statement)
@@ -86,7 +87,7 @@ def _version(connection: sqlite3.Connection) -> int | None:
     return None if found is None else int(found)
 
 
-def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
+def _create_tables(connection: sqlite3.Connection, path: Path, now: datetime) -> None:
     present = _columns(connection, "events")
     _check_events(present, path)
     if present:
@@ -95,7 +96,8 @@ def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute(f"DROP INDEX IF EXISTS {name}")
     for statement in _SCHEMA.values():
         if present and statement == _SCHEMA["count_dead_letters_present"]:
-            connection.execute(_QUERIES["take_over_old_events"])
+            connection.create_function("postbus_moment", 2, moment_as_ours, deterministic=True)
+            connection.execute(_QUERIES["take_over_old_events"], {"now": moment_to_text(now)})
             connection.execute(_QUERIES["drop_old_events"])
         if statement != _SCHEMA["create_schema_versions"]:
             connection.execute(statement)

@@ -11,10 +11,14 @@ SELECT name FROM pragma_table_info(?);
 ALTER TABLE events RENAME TO events_before_postbus;
 
 -- name: take_over_old_events
--- The specification's table has no order of its own but time; ties keep the order of insertion.
+-- The specification's table has no order of its own but time; ties keep the order of insertion. Moments are
+-- written as ours are, since purging and paging compare them as texts. What is no moment becomes that of taking
+-- over: its event comes last, and no purge takes it too early. As bytes: not every text there is UTF-8.
 INSERT INTO events (id, type, payload, status, retry_count, last_error, metadata, created_at, updated_at)
-SELECT id, type, payload, status, retry_count, last_error, metadata, created_at, updated_at
-FROM events_before_postbus ORDER BY created_at, rowid;
+SELECT id, type, payload, status, retry_count, last_error, metadata,
+    postbus_moment(CAST(created_at AS BLOB), :now) AS our_created_at,
+    postbus_moment(CAST(updated_at AS BLOB), :now)
+FROM events_before_postbus ORDER BY our_created_at, rowid;
 
 -- name: drop_old_events
 DROP TABLE events_before_postbus;
