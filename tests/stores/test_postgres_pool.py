@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import random
 import threading
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from postbus.errors import (
     StoreUnavailableError,
 )
 from postbus.stores.postgres import borrowed_pool, lent, own_pool
+from postbus.stores.postgres import database as database_module
 from postbus.stores.postgres.database import Database
 from tests.patience import PATIENCE
 from tests.postgres.proxy import Proxy
@@ -423,6 +425,29 @@ async def test_closing_ends_who_waits_and_who_works(postgres_dsn: str) -> None:
     assert [isinstance(error, StoreError) for error in errors] == [True] * 4
     # The server notices when it is through with the statement.
     await until_none(postgres_dsn, _OURS)
+
+
+async def test_closing_gives_up_what_still_connects(
+    postgres_dsn: str, postgres_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a server that takes connections and says nothing: no task of ours is left, and no error unheard."""
+    monkeypatch.setattr(database_module, "CLOSE_SECONDS", 0.1)
+    unheard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    async with opened(postgres_proxy.through(postgres_dsn)) as database:
+        postgres_proxy.swallow()
+        postgres_proxy.cut()
+        await eventually(is_connecting)
+        await database.close()
+        is_left = is_connecting()
+    gc.collect()
+
+    assert (is_left, unheard) == (False, [])
+
+
+def is_connecting() -> bool:
+    """Whether a task of ours opens a connection."""
+    return any(task.get_name() == "postbus connecting" for task in asyncio.all_tasks())
 
 
 def database_is_full(database: Database) -> bool:

@@ -111,7 +111,12 @@ class Database:
             assert self._pool is not None
             await asyncio.gather(self.session.stop(), self._pool.close())
             if self._openings:
-                await asyncio.wait(self._openings, timeout=CLOSE_SECONDS)
+                _, late = await asyncio.wait(self._openings, timeout=CLOSE_SECONDS)
+                # A server that does not answer would keep it for CONNECT_SECONDS, while the loop may end.
+                for opening in late:
+                    opening.cancel()
+                if late:
+                    await asyncio.wait(late, timeout=CLOSE_SECONDS)
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
         """A connection of the pool, outside a transaction; opens the database on first use."""
