@@ -127,6 +127,8 @@ class EventBus:
         self._publisher = Publisher(
             self._store.queue, self._subscriptions, self._dispatcher, self._couriers, self._lane
         )
+        # Also of what is appended: the store knows only of handlers that are written down already.
+        self._store.append_as(self._publisher.status_for)
         self._drafts = Drafts(self._publisher.status_for, self._clock, id_factory, max_payload_bytes)
         config = ReliableDeliveryConfig() if config is None else config
         if not isinstance(config, ReliableDeliveryConfig):
@@ -518,6 +520,7 @@ class EventBus:
         await self._close_store()
 
     async def _close_store(self) -> None:
+        self._store.append_as(None)
         await self._store.close()
         _stores_in_use.pop(self._store, None)
 

@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 import msgspec
 
@@ -11,21 +10,13 @@ from postbus.events import Draft, EventStatus, NewEvent
 from postbus.ids import new_event_id
 from postbus.policy.names import check_event_id, check_event_type, check_id_field, check_number_field
 from postbus.policy.payloads import check_metadata, encode_payload
-from postbus.ports import Clock
+from postbus.ports import Clock, StatusFor
 
 # Types with ids inside ("order.123.shipped") must not fill the memory.
 _MOST_KNOWN_TYPES = 10_000
 
 _EXPECTED_ITEM = "(type, payload), (type, payload, metadata) or a NewEvent"
 _EXPECTED_ITEMS = f"a list or another iterable of events, each {_EXPECTED_ITEM}"
-
-
-class StatusFor(Protocol):
-    """The status with which an event of this type is stored."""
-
-    def __call__(self, event_type: str, *, wait: bool) -> EventStatus | None:
-        """The status."""
-        ...
 
 
 class Drafts:

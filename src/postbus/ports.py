@@ -13,6 +13,7 @@ from postbus.events import (
     DeadLetterPage,
     Draft,
     Event,
+    EventStatus,
     FencedOwner,
     GlobalSequence,
     Layout,
@@ -83,8 +84,11 @@ class EventQueue(Protocol):
 class Backlog(Protocol):
     """Stored events that no publisher is waiting for."""
 
-    async def recover(self, error: str) -> int:
-        """Put what an ended process left in processing back to pending, as a failed attempt; how many."""
+    async def recover(self, error: str, error_of_several: str) -> int:
+        """Put what an ended process left in processing back to pending, as a failed attempt; how many.
+
+        The error is another one if there are several, of which most have nothing to do with that end.
+        """
         ...
 
     async def pending(self, after: GlobalSequence, limit: int) -> list[Event]:
@@ -644,8 +648,20 @@ class EventStore(Protocol):
         ...
 
 
+class StatusFor(Protocol):
+    """The status with which an event of this type is stored."""
+
+    def __call__(self, event_type: str, *, wait: bool) -> EventStatus | None:
+        """The status; None: the store finds out."""
+        ...
+
+
 class Store(EventStore, Protocol):
     """One database, seen through its ports."""
+
+    def append_as(self, status_for: StatusFor | None) -> None:
+        """Append events with this status: the bus that uses the store knows its handlers. None: no bus."""
+        ...
 
     @property
     def has_handlers(self) -> bool:

@@ -22,7 +22,7 @@ class TestRecover:
         new, tried = make_draft(), make_draft()
         await add(store, new)
         await store.queue.fail(await add_new(store, tried), 2, '["a","b"]')
-        recovered = await store.backlog.recover('the process "ended" ☠')
+        recovered = await store.backlog.recover("alone", 'the process "ended" ☠')
 
         events = [await store.get(new.id), await store.get(tried.id)]
         assert recovered == 2
@@ -33,13 +33,21 @@ class TestRecover:
             ["a", "b", 'the process "ended" ☠'],
         ]
 
+    async def test_one_that_was_alone_in_processing_is_told_so(self, store: Store) -> None:
+        """Of several most have nothing to do with the end of their process."""
+        await add(store, make_draft(), make_draft())
+        await store.queue.release([GlobalSequence(1)])
+        await store.backlog.recover("alone", "one of several")
+
+        assert [(await store.read_all())[place].errors for place in (0, 1)] == [[], ["alone"]]
+
     @pytest.mark.parametrize("status", [EventStatus.PENDING, EventStatus.DONE, EventStatus.DLQ])
     async def test_what_was_not_in_processing_stays_as_it_is(self, store: Store, status: EventStatus) -> None:
         """Only an attempt under way can have been cut short."""
         draft = make_draft()
         await add_in_status(store, status, draft)
         before = await store.get(draft.id)
-        recovered = await store.backlog.recover("ended")
+        recovered = await store.backlog.recover("ended", "ended")
 
         assert recovered == 0
         assert await store.get(draft.id) == before
@@ -99,7 +107,7 @@ class TestClaim:
         """An event that crashes its process again and again comes to its end."""
         draft = make_draft()
         sequence = await add_new(store, draft)
-        await store.backlog.recover("ended")
+        await store.backlog.recover("ended", "ended")
         await store.backlog.claim([sequence])
 
         event = await store.get(draft.id)
@@ -152,7 +160,7 @@ async def _release(store: Store) -> None:
 
 
 async def _recover(store: Store) -> None:
-    await store.backlog.recover("ended")
+    await store.backlog.recover("ended", "ended")
 
 
 async def _revive(store: Store) -> None:

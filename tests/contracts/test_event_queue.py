@@ -343,7 +343,7 @@ class TestMoves:
             store.queue.fail(numbers[0], 1, '["late"]'),
             store.queue.bury(numbers[1], 1, '["late"]'),
             store.queue.release([numbers[2]]),
-            store.backlog.recover("late"),
+            store.backlog.recover("late", "late"),
         )
 
         events = [await store.get(draft.id) for draft in drafts]

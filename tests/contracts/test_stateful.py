@@ -218,7 +218,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def recover(self) -> None:
         """A process ended, and the next one tidies up."""
-        recovered = self._run(self._store.backlog.recover("ended"))
+        recovered = self._run(self._store.backlog.recover("ended", "ended"))
         left_behind = self._in_status(_PROCESSING)
         assert recovered == len(left_behind)
         for expected in left_behind:

@@ -63,7 +63,7 @@ _CALLS_FOR_HANDLERS: dict[str, Callable[[Store], Awaitable[object]]] = {
     "fail": lambda store: store.queue.fail(_ONE, 1, '["boom"]'),
     "bury": lambda store: store.queue.bury(_ONE, 1, '["boom"]'),
     "release": lambda store: store.queue.release([_ONE]),
-    "recover": lambda store: store.backlog.recover("ended"),
+    "recover": lambda store: store.backlog.recover("ended", "ended"),
     "pending": lambda store: store.backlog.pending(GlobalSequence(0), 10),
     "claim": lambda store: store.backlog.claim([_ONE]),
     "settle_pending": lambda store: store.backlog.settle_pending([_ONE]),

@@ -261,3 +261,55 @@ class TestUnsubscribing:
 
         assert len(handler.events) == 4
         assert event.status is EventStatus.DONE
+
+
+class TestOthersMeanwhile:
+    """A breaker that opens while an event is on its way to the sick handler holds up that event alone."""
+
+    @pytest.fixture
+    def manual(self) -> ManualClock:
+        """Stands still until it is moved."""
+        return ManualClock()
+
+    async def test_events_behind_it_in_the_background_are_handled(
+        self, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """The first of two handlers takes its time, and meanwhile the second one's breaker opens."""
+        bus, first, sick, well = (
+            make_bus(clock=manual, retry=ONE_ATTEMPT),
+            BlockingHandler(),
+            FlakyHandler(ALWAYS),
+            FlakyHandler(),
+        )
+        bus.subscribe("slow.one", first)
+        bus.subscribe("slow.*", sick)
+        bus.subscribe("order.placed", well)
+        await bus.publish("slow.one", wait=False)
+        await soon(first.started.wait())
+        await publish(bus, 4, "slow.other")
+        await bus.publish("order.placed", wait=False)
+        first.released.set()
+        await until(lambda: len(well.events) == 1)
+
+        assert len(sick.events) == 4
+        await manual.advance(30)
+        await until(lambda: len(sick.events) == 5)
+
+    async def test_events_that_were_published_with_it_are_handled_once_and_in_order(
+        self, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """The fifth of the list waits, those behind it do not."""
+        bus, sick, well = make_bus(clock=manual, retry=ONE_ATTEMPT), FlakyHandler(ALWAYS), FlakyHandler()
+        bus.subscribe("sick", sick)
+        bus.subscribe("well", well)
+        items = [*[("sick", number) for number in range(6)], *[("well", number) for number in range(3)]]
+        publishing = start(bus.publish_many(items))
+        await until(lambda: len(well.events) == 3)
+
+        assert (sick.payloads, well.payloads) == ([0, 1, 2, 3], [0, 1, 2])
+        assert not publishing.done()
+        await manual.advance(30)
+        await until(lambda: len(sick.events) == 5)
+        await manual.advance(30)
+        await soon(publishing)
+        assert (sorted(sick.payloads, key=str), well.payloads) == ([0, 1, 2, 3, 4, 5], [0, 1, 2])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from postbus.delivery.backlog_lane import INTERRUPTED
+from postbus.delivery.interrupted import INTERRUPTED
 from tests.delivery.steps import query
 
 # Publishes once, on the first run only, and ends itself in the handler of "order.poison".
@@ -98,9 +98,15 @@ async def test_the_guilty_event_is_buried_and_no_other(database: Path, how: str)
     assert outcome.poison_errors.count(INTERRUPTED) == 3
 
 
-async def test_events_that_had_not_begun_are_not_buried_with_it(database: Path) -> None:
-    """Without any retries one crash buries the guilty event; those behind it have not had their attempt."""
-    outcome = await run_until_it_survives(database, "in the background", max_retries=0)
+@pytest.mark.parametrize(("how", "crash_count"), [("in the background", 1), ("together", 2), ("at once", 2)])
+async def test_events_that_had_not_begun_are_not_buried_with_it(
+    database: Path, how: str, crash_count: int
+) -> None:
+    """Without any retries one crash that is the guilty one's for certain buries it, and nothing else.
+
+    Where several were under way nobody knows which it was: each has one more attempt, alone.
+    """
+    outcome = await run_until_it_survives(database, how, max_retries=0)
 
     assert outcome.statuses == {
         "order.before": "done",
@@ -108,4 +114,4 @@ async def test_events_that_had_not_begun_are_not_buried_with_it(database: Path) 
         "order.behind": "done",
         "flaky.one": "done",
     }
-    assert outcome.crash_count == 1
+    assert outcome.crash_count == crash_count

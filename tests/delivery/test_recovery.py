@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from postbus import EventStatus, RetryPolicy
-from postbus.delivery.backlog_lane import INTERRUPTED
+from postbus.delivery.interrupted import INTERRUPTED, INTERRUPTED_AMONG_OTHERS
 from tests.delivery.steps import ALWAYS, FlakyHandler, MakeBus, leave_behind, soon, statuses, until
 
 
@@ -20,7 +20,7 @@ async def test_pending_and_processing_events_are_taken_up(database: Path, make_b
     await soon(bus.idle())
 
     assert [(event.payload, event.retry_count) for event in handler.events] == [(1, 1), (2, 0), (3, 3)]
-    assert handler.events[2].errors == ["x", "y", INTERRUPTED]
+    assert handler.events[2].errors == ["x", "y", INTERRUPTED_AMONG_OTHERS]
 
 
 async def test_the_whole_event_comes_back(database: Path, make_bus: MakeBus) -> None:

@@ -236,7 +236,7 @@ async def test_a_start_that_failed_leaves_nothing_locked(
     failing, handler = EventBus(database), FlakyHandler()
     failing.subscribe(FlakyHandler())
 
-    async def fail(_error: str) -> int:
+    async def fail(*_errors: str) -> int:
         raise StoreFullError("no room")
 
     monkeypatch.setattr(failing.store.backlog, "recover", fail)

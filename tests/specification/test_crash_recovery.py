@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from postbus import EventStatus
-from postbus.delivery.backlog_lane import INTERRUPTED
+from postbus.delivery.interrupted import INTERRUPTED, INTERRUPTED_AMONG_OTHERS
 from postbus.testing import ManualClock
 from tests.delivery.steps import (
     ALWAYS,
@@ -58,7 +58,8 @@ async def test_2_they_are_reset_to_pending_and_count_one_more_attempt(
     await bus.start()
     rows = query(database, "SELECT status, retry_count, json_extract(last_error, '$') FROM events")
 
-    assert rows == [("pending", 1, f'["{INTERRUPTED}"]'), ("pending", 2, f'["boom","{INTERRUPTED}"]')]
+    error = INTERRUPTED_AMONG_OTHERS
+    assert rows == [("pending", 1, f'["{error}"]'), ("pending", 2, f'["boom","{error}"]')]
 
 
 async def test_3_they_are_dispatched_through_the_normal_flow(

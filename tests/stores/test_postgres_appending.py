@@ -735,6 +735,6 @@ class TestPortsWithoutHandlers:
         lock.release()
         await table.replace([])
 
-        assert (await backlog.recover("x"), await backlog.pending(START, 10)) == (0, [])
+        assert (await backlog.recover("x", "y"), await backlog.pending(START, 10)) == (0, [])
         assert (await backlog.claim([START]), await backlog.settle_pending([START])) == (set(), 0)
         assert (lock.try_acquire(), await table.list()) == (False, [])

@@ -56,6 +56,11 @@ class Attempts:
         # Weakly: a gate goes with its subscription.
         self._waited_at: weakref.WeakSet[Gate] = weakref.WeakSet()
         self._on_abandoned: Callable[[Event, Failure], None] | None = None
+        self._on_waiting: Callable[[Event], None] | None = None
+
+    def when_waiting(self, go_on: Callable[[Event], None]) -> None:
+        """Call this for an event that waits for a circuit breaker, which may take long: others need not."""
+        self._on_waiting = go_on
 
     def when_abandoned(self, go_on: Callable[[Event, Failure], None]) -> None:
         """Call this for an event that has to go on without its task, which is stuck in a handler or over."""
@@ -115,6 +120,8 @@ class Attempts:
         self._waited_at.add(gate)
         if self._is_stopping:
             gate.stop_waiting()
+        if self._on_waiting is not None:
+            self._on_waiting(event)
         if ticket := await gate.enter():
             return await self._call(subscription, event, ticket)
         is_by_shutdown = self._is_stopping and not gate.is_retired

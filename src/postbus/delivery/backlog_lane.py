@@ -15,6 +15,7 @@ import msgspec
 
 from postbus.delivery.couriers import Couriers
 from postbus.delivery.dispatcher import Dispatcher
+from postbus.delivery.interrupted import INTERRUPTED, INTERRUPTED_AMONG_OTHERS
 from postbus.delivery.subscriptions import Subscriptions
 from postbus.delivery.turns import Turn
 from postbus.errors import StoreError
@@ -24,8 +25,6 @@ from postbus.policy.retry import is_exhausted
 from postbus.ports import Backlog, Clock, DispatchLock, SubscriptionTable
 
 logger = logging.getLogger("postbus")
-
-INTERRUPTED = "interrupted: the process ended before this attempt did"
 
 _BATCH_SIZE = 256
 # So many events may be begun and wait out a back-off or an open circuit breaker beside the lane.
@@ -174,7 +173,6 @@ class BacklogLane:
     async def _try_to_own(self) -> bool:
         """Whether this process dispatches."""
         async with self._asking:
-            self.is_owner_known = True
             if not self.is_owner and not self._subscriptions.is_empty and self._lock.try_acquire():
                 try:
                     await self._recover()
@@ -184,6 +182,8 @@ class BacklogLane:
                 # Before anything else: they tell processes without handlers that somebody wants their events.
                 await self._write_subscriptions()
                 self.is_owner = True
+            # Not before: whoever publishes meanwhile has to wait for it as well.
+            self.is_owner_known = True
         return self.is_owner
 
     def _step_down_without_handlers(self) -> None:
@@ -193,7 +193,7 @@ class BacklogLane:
             self._lock.release()
 
     async def _recover(self) -> None:
-        recovered = await self._backlog.recover(INTERRUPTED)
+        recovered = await self._backlog.recover(INTERRUPTED, INTERRUPTED_AMONG_OTHERS)
         if recovered:
             logger.info("recovered %d events that an ended process left in processing", recovered)
 

@@ -12,10 +12,11 @@ from postbus.config import RetryPolicy
 from postbus.delivery.attempts import Attempts, Failure, GivenBackError
 from postbus.delivery.counters import CountersByType
 from postbus.delivery.couriers import Couriers
+from postbus.delivery.interrupted import is_in_doubt
 from postbus.delivery.subscriptions import Route, Subscriptions
 from postbus.errors import StoreClosedError, StoreError
 from postbus.events import Event, GlobalSequence, UndecodablePayload
-from postbus.policy.retry import is_exhausted, retry_delay
+from postbus.policy.retry import is_exhausted, is_used_up, retry_delay
 from postbus.ports import Clock, EventQueue
 
 logger = logging.getLogger("postbus")
@@ -28,7 +29,10 @@ class Follower(Protocol):
     """Wants to know what becomes of an event in flight."""
 
     def on_attempted(self, event: Event, /) -> None:
-        """An attempt has ended, or its handler will not end. May come more than once."""
+        """An attempt has ended, or waits for a circuit breaker, or for a handler that will not end.
+
+        May come more than once.
+        """
         ...
 
     def on_settled(self) -> None:
@@ -59,6 +63,7 @@ class Dispatcher:
         self._in_flight: dict[GlobalSequence, Follower] = {}
         self._idle: asyncio.Event | None = None
         attempts.when_abandoned(self._go_on_without)
+        attempts.when_waiting(self._let_others_go_on)
 
     def take(self, event: Event, follower: Follower) -> None:
         """This event is in processing from now on, and ours to see through or to give back."""
@@ -127,7 +132,11 @@ class Dispatcher:
     async def _attempt_carefully(self, event: Event) -> "Retry | None":
         """An attempt that is not the first, or that no handler can get."""
         route = self._subscriptions.route(event.type)
-        if event.retry_count and route.subscriptions and is_exhausted(route.retry, event.retry_count):
+        if (
+            event.retry_count
+            and route.subscriptions
+            and is_used_up(route.retry, event.retry_count, is_in_doubt=is_in_doubt(event))
+        ):
             # Its attempts ended with their processes: no failure is left to be seen here.
             await self._bury(event)
             return None
@@ -188,6 +197,11 @@ class Dispatcher:
         follower = self._in_flight.get(_sequence(event))
         if follower is not None:
             self._couriers.carry(_Remainder(self, event, failure), contextvars.Context())
+            follower.on_attempted(event)
+
+    def _let_others_go_on(self, event: Event) -> None:
+        """Nobody has to wait until this attempt has ended."""
+        if (follower := self._in_flight.get(_sequence(event))) is not None:
             follower.on_attempted(event)
 
     async def _bury(self, event: Event) -> None:

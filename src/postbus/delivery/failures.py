@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from postbus.config import Batched
 from postbus.delivery.checkpoint_writer import CheckpointWriter
+from postbus.delivery.interrupted import INTERRUPTED
 from postbus.delivery.patience import Patience
 from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.suspects import Suspects
@@ -14,7 +15,6 @@ from postbus.policy.retry import is_exhausted, retry_delay
 
 logger = logging.getLogger("postbus")
 
-INTERRUPTED = "interrupted: the process ended before this attempt did"
 # After an owner that did not let go, so many events at least are taken with care.
 _LEAST_CAREFUL = 100
 

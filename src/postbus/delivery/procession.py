@@ -48,11 +48,15 @@ class Procession:
             except AbandonedError:
                 raise
             except Exception:
-                self._go_on_elsewhere()
+                if self._attempted is event:
+                    self._go_on_elsewhere()
                 raise
-            self._attempted = None
             if retry is not None:
                 self._couriers.carry(retry, self._context.copy())
+            if self._attempted is not event:
+                # The attempt took so long that somebody else has gone on with the next event.
+                return
+            self._attempted = None
             if self._begun_count % _MOST_AT_A_STRETCH == 0:
                 await asyncio.sleep(0)
             if not _are_same(contextvars.copy_context(), self._context):
@@ -65,7 +69,7 @@ class Procession:
         return self._events[self._begun_count :] if self._waits_for(event) else ()
 
     def on_attempted(self, event: Event, /) -> None:
-        """The handler of this event will not end; if the next event waits for it, it waits no longer."""
+        """The attempt of this event takes long; if the next event waits for it, it waits no longer."""
         if self._waits_for(event):
             self._attempted = None
             self._go_on_elsewhere()

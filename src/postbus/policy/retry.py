@@ -11,6 +11,7 @@ from postbus.errors import InvalidConfigError
 _LARGEST_EXPONENT = 2**53
 # Of a number that is a float.
 _LARGEST_LOGARITHM = 709.0
+_MORE_IN_DOUBT = 3
 _FIELD_NAMES = tuple(field.name for field in dataclasses.fields(RetryPolicy))
 
 
@@ -39,6 +40,20 @@ def is_exhausted(policy: RetryPolicy, failure_count: int) -> bool:
     (False, True)
     """
     return failure_count > policy.max_retries
+
+
+def is_used_up(policy: RetryPolicy, attempt_count: int, *, is_in_doubt: bool) -> bool:
+    """Whether an event whose last attempt ended with its process gets no further one.
+
+    In doubt, which is where it was not alone in that process, it gets some more: an innocent one goes
+    through, and one that ends its process each time still comes to an end.
+
+    >>> is_used_up(RetryPolicy(max_retries=0), 1, is_in_doubt=False)
+    True
+    >>> [is_used_up(RetryPolicy(max_retries=0), attempts, is_in_doubt=True) for attempts in (1, 3, 4)]
+    [False, False, True]
+    """
+    return is_exhausted(policy, attempt_count - (_MORE_IN_DOUBT if is_in_doubt else 0))
 
 
 def override_policy(base: RetryPolicy, override: RetryPolicy | Mapping[str, float] | None) -> RetryPolicy:

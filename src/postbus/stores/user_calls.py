@@ -8,7 +8,7 @@ from postbus.drafting import Drafts
 from postbus.errors import InvalidEventFieldError, InvalidPageError
 from postbus.events import Event, EventStatus, GlobalSequence, LogPosition
 from postbus.ids import new_event_id
-from postbus.ports import Clock, EventLog
+from postbus.ports import Clock, EventLog, StatusFor
 from postbus.storable import LARGEST_NUMBER, event_id_to_find, is_storable, storable_id
 
 
@@ -18,8 +18,17 @@ class UserCalls:
     log: EventLog
 
     def __init__(self, clock: Clock) -> None:
-        # The store itself knows whether there are subscriptions that wait for the events.
-        self._drafts = Drafts(_no_status, clock, new_event_id, DEFAULT_MAX_PAYLOAD_BYTES)
+        self._status_for: StatusFor = _no_status
+        self._drafts = Drafts(
+            lambda event_type, *, wait: self._status_for(event_type, wait=wait),
+            clock,
+            new_event_id,
+            DEFAULT_MAX_PAYLOAD_BYTES,
+        )
+
+    def append_as(self, status_for: StatusFor | None) -> None:
+        """Events are appended with this status: the bus that uses the store knows its handlers."""
+        self._status_for = status_for or _no_status
 
     async def append(
         self,
@@ -83,6 +92,7 @@ class UserCalls:
 
 
 def _no_status(event_type: str, *, wait: bool) -> EventStatus | None:  # noqa: ARG001
+    """The store itself knows whether there are subscriptions that wait for the events."""
     return None
 
 

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from postbus.config import Batched
-from postbus.delivery.failures import INTERRUPTED, Failed, tell_dead_letter, tell_failure
+from postbus.delivery.failures import Failed, tell_dead_letter, tell_failure
+from postbus.delivery.interrupted import INTERRUPTED
 from postbus.delivery.outbox.hand import Hand
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.subscriber import Subscriber

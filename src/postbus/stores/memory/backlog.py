@@ -16,13 +16,14 @@ class InMemoryBacklog:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    async def recover(self, error: str) -> int:
+    async def recover(self, error: str, error_of_several: str) -> int:
         """Put every processing event back to pending, as a failed attempt; how many."""
         self._state.check_open()
         left_behind = self._state.with_status(EventStatus.PROCESSING)
+        found = error if len(left_behind) == 1 else error_of_several
         for record in left_behind:
             record.retry_count += 1
-            record.last_error = _append_error(record.last_error, error)
+            record.last_error = _append_error(record.last_error, found)
             self._state.move(record, EventStatus.PENDING)
         if left_behind:
             self._state.announce_pending()

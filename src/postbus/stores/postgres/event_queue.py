@@ -39,7 +39,7 @@ class PgEventQueue:
 class NoBacklog:
     """The Backlog port: no event waits for an in-process handler."""
 
-    async def recover(self, error: str) -> int:  # noqa: ARG002
+    async def recover(self, error: str, error_of_several: str) -> int:  # noqa: ARG002
         """Nothing was left behind."""
         return 0
 

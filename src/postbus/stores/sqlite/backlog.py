@@ -33,12 +33,16 @@ class SQLiteBacklog:
         self._connection: Callable[[], sqlite3.Connection] | None = None
         self._data_version = 0
 
-    async def recover(self, error: str) -> int:
+    async def recover(self, error: str, error_of_several: str) -> int:
         """Put what an ended process left in processing back to pending, as a failed attempt."""
-        values = (self._now(), error)
-        return await self._file.write(
-            lambda connection: connection.execute(_QUERIES["recover_events"], values).rowcount, self.announce
-        )
+        now = self._now()
+
+        def recover(connection: sqlite3.Connection) -> int:
+            (is_one_of_several,) = connection.execute(_QUERIES["is_one_of_several"]).fetchone()
+            values = (now, error_of_several if is_one_of_several else error)
+            return connection.execute(_QUERIES["recover_events"], values).rowcount
+
+        return await self._file.write(recover, self.announce)
 
     async def pending(self, after: GlobalSequence, limit: int) -> list[Event]:
         """Pending events with a higher sequence number, in order."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from postbus.delivery.backlog_lane import INTERRUPTED
+from postbus.delivery.interrupted import is_interruption
 from postbus.errors import EventNotFoundError
 from postbus.events import Event, EventStatus
 from postbus.stores.sqlite import SQLiteStore
@@ -28,8 +28,8 @@ class Findings:
 
     def add(self, event: Event) -> None:
         """Count one event, by what the database says of it."""
-        failure_count = sum(error != INTERRUPTED for error in event.errors)
-        self.recovered_count += INTERRUPTED in event.errors
+        failure_count = sum(not is_interruption(error) for error in event.errors)
+        self.recovered_count += any(map(is_interruption, event.errors))
         self.retried_count += failure_count > 0
         match event.status:
             case EventStatus.DONE:

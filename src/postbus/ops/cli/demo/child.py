@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from postbus import Event, EventBus, PostbusError, RetryPolicy
-from postbus.delivery.backlog_lane import INTERRUPTED
+from postbus.delivery.interrupted import is_interruption
 from postbus.ops.cli.demo.receipts import Counts, Receipts, ReceiptWriter
 
 PUBLISHER_COUNT = 50
@@ -49,7 +49,7 @@ def add_handlers(bus: EventBus, receipts: ReceiptWriter) -> None:
 
     @bus.on("order.*")
     async def audit(event: Event) -> None:
-        if INTERRUPTED in event.errors:
+        if any(map(is_interruption, event.errors)):
             receipts.recover(event.id)
 
     @bus.on("order.placed")

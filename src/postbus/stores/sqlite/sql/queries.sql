@@ -152,6 +152,12 @@ WHERE global_sequence = ? AND status = 'processing';
 UPDATE events SET status = 'pending', updated_at = ?
 WHERE global_sequence IN (SELECT value FROM json_each(?)) AND status = 'processing';
 
+-- name: is_one_of_several
+-- Whether there is a second event in processing. (The first condition: see read_pending.)
+SELECT EXISTS (
+    SELECT 1 FROM events WHERE status IN ('pending', 'processing') AND status = 'processing' LIMIT 1 OFFSET 1
+);
+
 -- name: recover_events
 -- The attempt that was under way when the process ended counts, so that an event
 -- which ends the process again and again does not do so for ever. (The first condition: see read_pending.)
