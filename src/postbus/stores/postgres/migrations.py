@@ -23,6 +23,10 @@ _PATIENCE = 24 * 3600.0
 _BEGINNING = ("check_encoding", "wait_for_turn", "enter_schema")
 # How our own blocks say what they do not change.
 _REFUSED = "PB002"
+# Classes of errors that say nothing of what is in the schema: connection, serialization, resources, operator,
+# system and the server itself.
+_OTHER_FAULTS = ("08", "40", "53", "57", "58", "XX")
+_LONGEST_STATEMENT = 200
 
 
 async def migrate(connection: Connection, schema: str) -> None:
@@ -95,9 +99,22 @@ async def _migration(connection: Connection, schema: str, lack: str, command: st
             "changed; end the long transactions on these tables and try again"
         ) from error
     except asyncpg.PostgresError as error:
-        if error.sqlstate != _REFUSED:
+        if error.sqlstate == _REFUSED:
+            raise StoreError(f"schema {schema!r} {lack}: {error.message}. {error.hint}") from error
+        if (error.sqlstate or "").startswith(_OTHER_FAULTS):
             raise
-        raise StoreError(f"schema {schema!r} {lack}: {error.message}. {error.hint}") from error
+        raise StoreError(
+            f"schema {schema!r} {lack}, and the server refused to change that: {_words(error)}; nothing was "
+            "changed; drop or change what it names and try again, or give postbus a schema of its own"
+        ) from error
+
+
+def _words(error: asyncpg.PostgresError) -> str:
+    """What the server said, in one line. Not its hint: that may be to drop all that depends on a table."""
+    said = ": ".join(part for part in (error.message, error.detail) if part)
+    # Some errors name only types; the statement has the table and its columns.
+    statement = " ".join((error.internal_query or error.context or "").split())
+    return f"{' '.join(said.split())} (SQLSTATE {error.sqlstate}, {statement[:_LONGEST_STATEMENT]})"
 
 
 async def _why_read_only(connection: Connection, command: str) -> str:
