@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ import asyncpg
 import pytest
 
 import postbus.stores
+from postbus import Event, PgEventBus, PgStateStore, RetryPolicy
 from postbus.errors import (
     InvalidConfigError,
     MigrationNeededError,
@@ -28,6 +30,7 @@ from tests.postgres.databases import Databases
 from tests.postgres.server import Server
 from tests.stores.postgres_catalog import describe, describe_tables
 from tests.stores.postgres_old_tables import NOON, SHAPES, insert_old_event, make_old_tables, old_id
+from tests.stores.postgres_steps import eventually
 
 CHILD = Path(__file__).parent / "children" / "migrate_postgres.py"
 SOURCES = Path(postbus.stores.__path__[0])
@@ -402,6 +405,21 @@ class TestUpgrade:
             await connection.close()
 
         assert upgraded == fresh
+
+    async def test_only_the_tables_of_the_schema_of_the_bus_are_upgraded(
+        self, connection: Connection
+    ) -> None:
+        """A table of an earlier bus in another schema is none of its business, until it is moved."""
+        await make_old_tables(connection, "no numbers")
+        await insert_old_event(connection, 1, seconds=0)
+        await connection.execute("ALTER TABLE postbus.events SET SCHEMA public; DROP SCHEMA postbus CASCADE")
+        await migrate(connection, "postbus")
+        in_postbus = await connection.fetchval("SELECT count(*) FROM postbus.events")
+        await migrate(connection, "public")
+        in_public = await connection.fetch("SELECT id, global_sequence FROM public.events")
+
+        assert in_postbus == 0
+        assert [tuple(row) for row in in_public] == [(str(old_id(1)), 1)]
 
     async def test_old_events_are_numbered_in_the_order_in_which_they_happened(
         self, connection: Connection
@@ -860,6 +878,13 @@ class TestEncoding:
         assert [name for name, query in queries.items() if not query.isascii()] == []
 
 
+def _documented_grants() -> list[str]:
+    """The statements of docs/postgres.md for a role that only runs the application."""
+    page = (Path(__file__).parents[2] / "docs" / "postgres.md").read_text("utf-8")
+    (block,) = re.findall(r"^```text\n(GRANT .*?)^```", page, re.MULTILINE | re.DOTALL)
+    return [grant for grant in block.split(";\n") if grant]
+
+
 class TestRoles:
     """On a server of its own, since roles belong to no database."""
 
@@ -886,6 +911,48 @@ class TestRoles:
         assert await _insert(app, "a") == 1
         for connection in (owner, app):
             await connection.close()
+
+    async def test_what_the_documentation_grants_is_enough(self, own_postgres: Server) -> None:
+        """For all that writes: events, checkpoints, dead letters, the outbox, states, and their purging."""
+        owner = await asyncpg.connect(own_postgres.dsn())
+        await migrate(owner, "postbus")
+        await owner.execute(f"CREATE ROLE app LOGIN; {';'.join(_documented_grants())}")
+        bus = PgEventBus(own_postgres.dsn().replace("postgres@", "app@"))
+        seen: list[str] = []
+
+        async def fail_once(event: Event) -> None:
+            seen.append(event.type)
+            if seen.count(event.type) == 1:
+                raise ValueError(event.type)
+
+        once = RetryPolicy(max_retries=0)
+        bus.subscribe("mail.*", fail_once, id="mail", retry=once)
+        bus.subscribe("print.*", fail_once, id="print", retry=once, mode="competing")
+        async with bus:
+            for name in ("mail", "print"):
+                await bus.publish(f"{name}.sent", 1, stream_id=name)
+            await bus.idle()
+            for letter in (await bus.dlq.list()).events:
+                await bus.dlq.retry(letter.dead_letter_id)
+            await PgStateStore(bus.store, "counts", int).put("a", 1)
+            await eventually(lambda: len(seen) == 4)
+            await bus.idle()
+            await bus.dlq.purge(older_than_days=0)
+        await owner.close()
+
+        assert sorted(seen) == ["mail.sent", "mail.sent", "print.sent", "print.sent"]
+
+    @pytest.mark.parametrize("missing", range(3))
+    async def test_none_of_what_it_grants_can_be_left_out(self, own_postgres: Server, missing: int) -> None:
+        """Without any of it nothing is published."""
+        owner = await asyncpg.connect(own_postgres.dsn())
+        await migrate(owner, "postbus")
+        grants = [grant for place, grant in enumerate(_documented_grants()) if place != missing]
+        await owner.execute(f"CREATE ROLE app LOGIN; {';'.join(grants)}")
+        await owner.close()
+        with pytest.raises(StoreError, match=r"GRANT|grant"):
+            async with PgEventBus(own_postgres.dsn().replace("postgres@", "app@")) as bus:
+                await bus.publish("order.placed")
 
     async def test_a_role_that_owns_only_the_schema_can_migrate(self, own_postgres: Server) -> None:
         """The right to create schemas is not asked for where the schema is there."""
