@@ -120,6 +120,22 @@ class TestHolders:
             assert len((await _sample(other)).holders) == 1
             assert (await _sample(store)).holders == ()
 
+    async def test_tables_of_the_user_are_not_taken_for_those_of_the_server(
+        self, store: PgEventStore, writer: Session, log_dsn: str
+    ) -> None:
+        """A search_path may put any schema before that of the server."""
+        samples = Samples(fill_parts(store._database.queries("log.sql")), "postbus")
+        names = ("pg_locks", "pg_depend", "pg_sequence", "pg_stat_activity", "pg_prepared_xacts")
+        await writer.execute("CREATE SCHEMA hostile; SET search_path TO hostile, pg_catalog")
+        await writer.execute("".join(f"CREATE TABLE hostile.{name} ();" for name in names))
+        async with open_writer(log_dsn, "monthly import") as other:
+            await other.execute(f"BEGIN; {INSERT}")
+
+            assert len((await samples.take(writer)).holders) == 1
+            assert [each.application_name for each in await samples.open_writers(writer)] == [
+                "monthly import"
+            ]
+
 
 class TestUnsoundLogs:
     @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import asyncio
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from datetime import datetime
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -36,8 +35,8 @@ _MUCH_TEXT = 1024 * 1024
 _SLICE_OF_TEXT = 256 * 1024
 # One event is found soon enough with a plan for a log of a quarter of the size: a new plan takes longer.
 _DOUBLINGS_OF_NEXT = 2
-# Where the moment of an event is among the columns of read_next, and whether there are retries.
-_MOMENT, _HAS_RETRIES = 4, 8
+# Where among the columns of read_next it is told whether there are retries.
+_HAS_RETRIES = 8
 
 
 class _Facts(NamedTuple):
@@ -87,9 +86,8 @@ class LogPages:
             return None
         query = self._fit(self._read_next, _DOUBLINGS_OF_NEXT)
         rows = await self._database.fetch(query, min(after.head, LARGEST_NUMBER))
-        # What to think of numbers that are missing, a page tells. A pool of the user's may decode moments in
-        # its own way: those of a page come as JSON.
-        if not rows or rows[0][0] != after.head + 1 or not isinstance(rows[0][_MOMENT], datetime):
+        # What to think of numbers that are missing, a page tells.
+        if not rows or rows[0][0] != after.head + 1:
             return None
         self._head = rows[-1][0]
         event = event_from_row(rows[0])

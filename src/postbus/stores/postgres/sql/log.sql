@@ -215,34 +215,34 @@ SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {schema}
 -- only in this order. nextval() locks the sequence until its transaction has ended, prepared or not.
 SELECT {server} AS server, {head} AS high,
     coalesce((
-        SELECT array_agg(DISTINCT virtualtransaction) FROM pg_locks
+        SELECT array_agg(DISTINCT virtualtransaction) FROM pg_catalog.pg_locks
         WHERE locktype = 'relation' AND relation = (SELECT to_regclass($1::text))
             AND mode = 'RowExclusiveLock' AND granted
-            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
     ), ARRAY[]::text[]) AS holders,
     pg_is_in_recovery() AS is_standby, numbers.seqcache, numbers.seqincrement, numbers.seqcycle,
     row_security_active((
-        SELECT refobjid FROM pg_depend
-        WHERE classid = 'pg_class'::regclass AND objid = numbers.seqrelid
-            AND refclassid = 'pg_class'::regclass AND deptype = 'a'
+        SELECT refobjid FROM pg_catalog.pg_depend
+        WHERE classid = 'pg_catalog.pg_class'::regclass AND objid = numbers.seqrelid
+            AND refclassid = 'pg_catalog.pg_class'::regclass AND deptype = 'a'
     )) AS hides_rows
-FROM (SELECT) AS always LEFT JOIN pg_sequence AS numbers ON numbers.seqrelid = to_regclass($1::text);
+FROM (SELECT) AS always LEFT JOIN pg_catalog.pg_sequence AS numbers ON numbers.seqrelid = to_regclass($1::text);
 
 -- name: read_open_writers
 -- All but this session. A prepared transaction belongs to no session; it is known by the lock on its own id.
 -- What the role may not see of another's transaction is NULL.
-WITH locks AS MATERIALIZED (SELECT * FROM pg_locks)
+WITH locks AS MATERIALIZED (SELECT * FROM pg_catalog.pg_locks)
 SELECT writer.pid, activity.application_name, prepared.gid,
     extract(epoch FROM clock_timestamp() - coalesce(prepared.prepared, activity.xact_start))::float8
         AS age_seconds
 FROM locks AS writer
-LEFT JOIN pg_stat_activity AS activity ON activity.pid = writer.pid
+LEFT JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = writer.pid
 LEFT JOIN locks AS own ON writer.pid IS NULL AND own.pid IS NULL AND own.locktype = 'transactionid'
     AND own.mode = 'ExclusiveLock' AND own.virtualtransaction = writer.virtualtransaction
-LEFT JOIN pg_prepared_xacts AS prepared ON prepared.transaction = own.transactionid
+LEFT JOIN pg_catalog.pg_prepared_xacts AS prepared ON prepared.transaction = own.transactionid
 WHERE writer.locktype = 'relation' AND writer.relation = (SELECT to_regclass($1::text))
     AND writer.mode = 'RowExclusiveLock' AND writer.granted
-    AND writer.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND writer.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
     AND writer.virtualtransaction NOT LIKE '%/0' AND writer.pid IS DISTINCT FROM pg_backend_pid()
 ORDER BY age_seconds DESC NULLS LAST, writer.pid;
 
