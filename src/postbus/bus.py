@@ -43,6 +43,7 @@ from postbus.errors import (
     InvalidSubscriberIdError,
     InvalidTargetError,
     StoreError,
+    WaitsForItselfError,
 )
 from postbus.events import NewEvent
 from postbus.ids import new_event_id
@@ -428,14 +429,24 @@ class EventBus:
         """Return when every stored event that is wanted here was processed or is a dead letter.
 
         A durable subscriber that is paused, fails or is active in another process is not waited for.
+        WaitsForItselfError if a handler asks, which would not end before that.
         """
         await self._ready("wait")
+        await self._check_waits_not_for_itself()
         while True:
             await self._publisher.wait_until_stored()
             await self._lane.wait_until_at_rest()
             await self._dispatcher.wait_until_idle()
             if not await self._subscribers.wait_until_idle() and self._lane.is_at_rest:
                 return
+
+    async def _check_waits_not_for_itself(self) -> None:
+        # A handler in its first step is not known before that has ended.
+        await asyncio.sleep(0)
+        by = asyncio.current_task()
+        event = None if by is None else self._attempts.event_of(by)
+        if event is not None:
+            raise WaitsForItselfError("", event.id)
 
     async def settle_unhandled(self, pattern: str = "*") -> int:
         """Mark pending events done that match the pattern and have no handler here; how many."""

@@ -17,7 +17,7 @@ PostbusError
 ├── InvalidSubscriberIdError   the id of a durable subscriber is not a usable string
 ├── DuplicateSubscriberError   this bus has a durable subscriber with this id already
 ├── SubscriptionNotFoundError  this bus has no durable subscriber with this id
-├── WaitsForItselfError        a handler waits for the subscriber that waits for it
+├── WaitsForItselfError        a handler waits for what waits for it: its subscriber, or an idle bus
 ├── SubscriptionStoppedError   the subscriber was stopped before it got where it was waited for
 ├── EventNotFoundError         no event has this id
 ├── NotADeadLetterError        the event is not a dead letter
@@ -246,14 +246,15 @@ class PublishedTooLateError(PostbusError):
 
 
 class WaitsForItselfError(PostbusError):
-    """A durable subscriber's handler can't wait for its own subscriber: that waits for the handler."""
+    """A handler can't wait for its own subscriber, or for the bus to be idle: that waits for the handler."""
 
-    def __init__(self, subscriber_id: str) -> None:
-        super().__init__(
-            f"the handler of {subscriber_id!r} can't wait for its own subscriber, which waits for the "
-            "handler to end; wait in another task"
-        )
-        self.subscriber_id = subscriber_id
+    def __init__(self, subscriber_id: str, event_id: str | None = None) -> None:
+        """A handler without an id has no *subscriber_id*, but "", and the *event_id* of what it handles."""
+        waiting, waited_for = f"the handler of {subscriber_id!r}", "for its own subscriber, which waits"
+        if event_id is not None:
+            waiting, waited_for = f"a handler of event {event_id!r}", "until the bus is idle, which waits"
+        super().__init__(f"{waiting} can't wait {waited_for} for the handler to end; wait in another task")
+        self.subscriber_id, self.event_id = subscriber_id, event_id
 
 
 class PayloadTypeError(PostbusError):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from postbus import Event, EventBus, EventStatus, RetryPolicy
+from postbus import Event, EventBus, EventStatus, RetryPolicy, WaitsForItselfError
 from tests.delivery.steps import FlakyHandler, MakeBus, soon
 
 request_id = contextvars.ContextVar("request_id", default="none")
@@ -203,6 +203,44 @@ class TestCoroutines:
         event = await bus.store.get(await soon(bus.publish("order.placed")))
 
         assert event.status is EventStatus.DONE
+
+    @pytest.mark.parametrize("wait", [True, False])
+    @pytest.mark.parametrize("has_company", [True, False])
+    @pytest.mark.parametrize("has_waited", [True, False])
+    async def test_one_that_waits_until_the_bus_is_idle_is_told_that_it_waits_for_itself(
+        self, make_bus: MakeBus, wait: bool, has_company: bool, has_waited: bool
+    ) -> None:
+        """At once, and not by its time limit; it goes on, and somebody else may wait meanwhile."""
+        bus, told = make_bus(), list[str]()
+
+        @bus.on("order.placed")
+        async def handle(event: Event) -> None:
+            if has_waited:
+                await asyncio.sleep(0)
+            with pytest.raises(WaitsForItselfError, match=event.id):
+                await bus.idle()
+            told.append(event.id)
+
+        if has_company:
+            bus.subscribe("order.*", FlakyHandler())
+        event_id = await soon(bus.publish("order.placed", wait=wait))
+        await soon(bus.idle())
+        event = await bus.store.get(event_id)
+
+        assert (told, event.status, event.errors) == ([event_id], EventStatus.DONE, [])
+
+    async def test_a_task_of_one_may_wait_until_the_bus_is_idle(self, make_bus: MakeBus) -> None:
+        """The handler has ended by then."""
+        bus, waiting = make_bus(), list[asyncio.Task[None]]()
+
+        @bus.on("order.placed")
+        async def handle(_: Event) -> None:
+            waiting.append(asyncio.create_task(bus.idle()))
+
+        await soon(bus.publish("order.placed"))
+        await soon(asyncio.gather(*waiting))
+
+        assert len(waiting) == 1
 
     async def test_they_see_the_context_of_the_publisher(self, make_bus: MakeBus) -> None:
         """And change it for nobody else."""
