@@ -336,6 +336,9 @@ class EventBus:
             )
         if is_stateful(handler) or is_observer(handler):
             id = _only_id(id, handler.subscriber_id)
+        elif given_pattern is None and handler is not pattern:
+            # Only subscribe(handler) means every event: here a pattern was meant, and is not there.
+            check_pattern(given_pattern)
         if id is None:
             given_start = None if start_from == "beginning" else start_from
             check_durable_only(

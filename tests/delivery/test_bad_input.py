@@ -209,6 +209,13 @@ class TestSubscribe:
         with pytest.raises(InvalidHandlerError):
             bus.subscribe("order.*", handler)
 
+    async def test_a_pattern_of_none(self, bus: EventBus) -> None:
+        """Not every event: a setting that is not there would silently have been that."""
+        with pytest.raises(InvalidPatternError, match="None is of type NoneType"):
+            bus.subscribe(None, FlakyHandler())  # type: ignore[arg-type]
+        with pytest.raises(InvalidPatternError, match="None is of type NoneType"):
+            bus.subscribe(None, FlakyHandler(), id="mail")  # type: ignore[arg-type]
+
     async def test_a_handler_that_is_missing(self, bus: EventBus) -> None:
         """subscribe("order.*") alone."""
         with pytest.raises(InvalidHandlerError, match="no handler"):
