@@ -1,6 +1,7 @@
 """What a bus is opened on: a path, a URL or a store."""
 
 import os
+import re
 
 from postbus.errors import InvalidTargetError, MissingExtraError
 from postbus.ports import Clock, Store
@@ -10,6 +11,8 @@ from postbus.stores.sqlite import SQLiteStore
 _SQLITE = "sqlite://"
 _POSTGRES = ("postgresql://", "postgres://")
 _MEMORY = "memory:"
+# Taken for a path it would be a new file beside the one that was meant.
+_MISTYPED_URL = re.compile(r"(sqlite|postgres|postgresql|memory|file)(\+\w+)?:", re.IGNORECASE)
 
 
 def store_for(target: "str | os.PathLike[str] | Store", clock: Clock) -> Store:
@@ -42,8 +45,10 @@ def _store_for_text(target: str, clock: Clock) -> Store:
         return SQLiteStore(path, clock=clock)
     if target.startswith(_POSTGRES):
         return _postgres_store(target, clock)
-    if "://" in target or target.startswith("file:"):
+    if "://" in target:
         raise InvalidTargetError(target, f"has the scheme {target.partition(':')[0]!r}, which is not known")
+    if _MISTYPED_URL.match(target):
+        raise InvalidTargetError(target, 'begins like a URL and is none; "./" before it would make it a path')
     if not target:
         raise InvalidTargetError(target, "is empty")
     return SQLiteStore(target, clock=clock)

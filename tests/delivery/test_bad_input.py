@@ -291,6 +291,15 @@ class TestMakingABus:
             "sqlite://host/file",
             "sqlite:///a\0b",
             "mysql://host/db",
+            "sqlite:events.db",
+            "sqlite:/var/lib/events.db",
+            "SQLite:events.db",
+            "postgres:app",
+            "postgresql:app",
+            "postgresql:/localhost/app",
+            "PostgreSQL://localhost/app",
+            "postgresql+asyncpg:app",
+            "memory:app",
             "a\0b",
             "\ud800",
             b"events.db",
@@ -304,6 +313,16 @@ class TestMakingABus:
         """The error says what a target may be."""
         with pytest.raises(InvalidTargetError, match=r"events\.db"):
             EventBus(target)
+
+    @pytest.mark.parametrize(
+        "target", ["sqlite", "postgres", "memory", "app:events.db", r"C:\events.db", "./sqlite:events.db"]
+    )
+    def test_a_path_that_looks_no_more_than_a_little_like_a_url(self, target: str) -> None:
+        """It is a path."""
+        store = EventBus(target).store
+
+        assert isinstance(store, SQLiteStore)
+        assert store.path.name == Path(target).name
 
     @pytest.mark.parametrize("target", [":memory:", "sqlite:///:memory:", Path(":memory:")], ids=shown)
     def test_what_sqlite_calls_memory(self, target: Any) -> None:
