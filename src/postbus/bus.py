@@ -105,7 +105,9 @@ class EventBus:
         check_whole_number("max_payload_bytes", max_payload_bytes, at_least=1)
         if not callable(id_factory):
             raise InvalidConfigError("id_factory", id_factory, "a function that takes nothing")
-        self._clock: Clock = clock or SystemClock()
+        if not callable(noise):
+            raise InvalidConfigError("noise", noise, "a function that returns a number from -1 to 1")
+        self._clock: Clock = SystemClock() if clock is None else _checked_clock(clock)
         self._retry = override_policy(RetryPolicy(), retry)
         self._handler_timeout, self._shutdown_timeout = handler_timeout, shutdown_timeout
         self._store = store_for(target, self._clock)
@@ -574,6 +576,13 @@ class EventBus:
         with contextlib.suppress(StoreError):
             count = await self._dispatcher.give_back_all()
             logger.warning("shutdown: %d events were still in flight and are pending again", count)
+
+
+def _checked_clock(clock: Clock) -> Clock:
+    has_all = all(callable(getattr(clock, name, None)) for name in ("now", "monotonic", "sleep", "until"))
+    if not has_all or isinstance(clock, type):
+        raise InvalidConfigError("clock", clock, "an object with now(), monotonic(), sleep() and until()")
+    return clock
 
 
 def _only_id(given: str | None, own: str) -> str:

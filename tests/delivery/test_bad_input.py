@@ -1,6 +1,7 @@
 """Bad input: a clear error of ours, nothing half-stored, and a bus that goes on."""
 
 import math
+import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from decimal import Decimal
@@ -29,6 +30,7 @@ from postbus import (
     SQLiteStore,
     SubscriptionNotFoundError,
 )
+from postbus.clock import SystemClock
 from tests.delivery.steps import FlakyHandler, MakeBus, query
 
 
@@ -349,6 +351,20 @@ class TestMakingABus:
         """Here already, and not with the first event."""
         with pytest.raises(InvalidConfigError, match="id_factory"):
             EventBus(database, id_factory=id_factory)
+
+    @pytest.mark.parametrize("clock", [0, 3, "", "UTC", time, datetime, SystemClock], ids=shown)
+    def test_a_clock_that_is_none(self, database: Path, clock: Any) -> None:
+        """The error says what a clock has."""
+        with pytest.raises(
+            InvalidConfigError, match=r"clock is .*now\(\), monotonic\(\), sleep\(\) and until\(\)"
+        ):
+            EventBus(database, clock=clock)
+
+    @pytest.mark.parametrize("noise", [None, 3, 0.5, "random"], ids=shown)
+    def test_a_noise_that_cannot_be_called(self, database: Path, noise: Any) -> None:
+        """Here already, and not with the first retry."""
+        with pytest.raises(InvalidConfigError, match="noise"):
+            EventBus(database, noise=noise)
 
     @pytest.mark.parametrize("name", ["handler_timeout", "shutdown_timeout"])
     @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, 10**400, "5", None], ids=shown)
