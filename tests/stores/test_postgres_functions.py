@@ -1,6 +1,7 @@
 """The SQL functions: any client in any language publishes inside its own transaction."""
 
 import asyncio
+import json
 import re
 import subprocess
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import sqlalchemy
 from psycopg.types.json import Json, Jsonb
 from sqlalchemy.dialects.postgresql import JSONB
 
+from postbus import PgEventStore
 from postbus.stores.postgres.appending import Appending
 from tests.contracts.steps import make_draft
 from tests.patience import PATIENCE
@@ -54,6 +56,25 @@ class TestFromAnyClient:
             assert await stored_ids(session) == [f"committed {number}" for number in range(3)]
             payloads = await session.fetch("SELECT DISTINCT (data->'a')::text FROM postbus.events")
         assert [tuple(row) for row in payloads] == [("1",)]
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            "%s, %s", "%s::text, %s", "%s::json, %s", "%s::jsonb, %s", "%s, %s::text", "%s, %s::json",
+            "%s, %s::jsonb", "%s::text, %s::jsonb", "%s::text, metadata => %s::jsonb",
+            "%s::jsonb, %s::jsonb", "%s, metadata => %s",
+        ],
+    )  # fmt: skip
+    async def test_payload_and_metadata_may_be_of_different_types(self, dsn: str, arguments: str) -> None:
+        """What has no type is what the other is, or text."""
+        async with await psycopg.AsyncConnection.connect(dsn) as connection:
+            await connection.execute(
+                f"SELECT postbus.publish('a', {arguments})", ('{"a": 1}', '{"source": "web"}')
+            )
+        async with PgEventStore(dsn) as store:
+            (event,) = await store.read_all()
+
+        assert (event.payload, event.metadata) == ({"a": 1}, {"source": "web"})
 
     async def test_sqlalchemy(self, dsn: str) -> None:
         """As a function expression, and as text, beside rows of its own."""
@@ -220,6 +241,56 @@ class TestPublish:
 
         assert str(caught.value.sqlstate).startswith("22")
         assert await session.fetchval("SELECT postbus.publish('a')") == 1
+
+    @pytest.mark.parametrize(
+        ("payload", "reason"),
+        [
+            ("1e400", "1.797e308, 1e400"),
+            ("-1.8e308", "1.797e308, 1[.]8e308"),
+            ('{"a": [1, 2E+309]}', "1.797e308, 2E[+]309"),
+            (f"1{'0' * 310}.5", "1.797e308, 10000"),
+            (f"12{'0' * 250}e60", "1.797e308, 12000"),
+            ("1e999999999", "1.797e308, 1e999999999"),
+            ('{"1e400": "\\\\", "b": 1e400}', "1.797e308"),
+            (f"1{'0' * 4300}", "an integer of 4301 digits"),
+            ("[" * 101 + "]" * 101, "deeper than 100 levels"),
+            ('{"a":' * 100 + "[]" + "}" * 100, "deeper than 100 levels"),
+            ("[" * 5000 + "]" * 5000, "deeper than 100 levels"),
+            ("[" * 200_000 + "]" * 200_000, "deeper than 100 levels"),
+        ],
+        ids=lambda text: text[:20],
+    )
+    async def test_what_bus_publish_would_refuse_is_refused(
+        self, session: Session, payload: str, reason: str
+    ) -> None:
+        """It would be a dead letter of every subscriber; the refusal says why."""
+        with pytest.raises(
+            asyncpg.InvalidParameterValueError, match=rf"the payload .*{reason}.*nothing was stored"
+        ):
+            await session.execute("SELECT postbus.publish('a', $1::text)", payload)
+
+        assert await session.fetchval("SELECT postbus.publish('a')") == 1
+
+    @pytest.mark.parametrize(
+        "payload",
+        [
+            "1.7976931348623157e308", "-1e308", "1e-400", "0e400", "1e0000000005", f"0.{'0' * 500}1",
+            f"1{'0' * 250}e50", f"1{'0' * 320}e-20", f"1{'0' * 4299}", f"0.{'1' * 5000}",
+            '"1e400"', '{"\\"1e400": "\\\\", "b\\\\\\"": "1e400 1e400"}',
+            "[" * 100 + "1" + "]" * 100, '{"a":' * 100 + "1" + "}" * 100,
+            json.dumps("[" * 1000), json.dumps([{"a": [1]}] * 1000),
+        ],
+        ids=lambda text: text[:20],
+    )  # fmt: skip
+    async def test_what_it_takes_is_what_a_reader_gets(
+        self, dsn: str, session: Session, payload: str
+    ) -> None:
+        """Also what only looks like a number that is too large, or like many levels."""
+        await session.execute("SELECT postbus.publish('a', $1::text)", payload)
+        async with PgEventStore(dsn) as store:
+            (event,) = await store.read_all()
+
+        assert event.payload == json.loads(payload)
 
     async def test_names_of_any_language_are_fine(self, session: Session) -> None:
         """What bus.publish takes."""

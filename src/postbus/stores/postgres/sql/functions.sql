@@ -274,11 +274,54 @@ BEGIN
     RETURN encode(set_bit(set_bit(bytes, 52, 1), 53, 1), 'hex')::uuid::text;
 END $postbus$;
 
+-- name: find_number_flaw
+-- What bus.publish refuses of the numbers in this JSON: one that a double can't hold, unless it is an integer of at
+-- most 4300 digits, the longest that Python reads. NULL: nothing. What is inside of strings is no number.
+CREATE OR REPLACE FUNCTION {schema}.find_number_flaw(payload text) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = {schema}, pg_temp AS $postbus$
+DECLARE
+    most_digits CONSTANT integer := 4300;
+    -- Half a step above the largest double, from where on it is rounded to infinity.
+    too_large CONSTANT numeric := 1.797693134862315807937e308;
+    digits text[];
+    number text;
+BEGIN
+    FOR digits IN
+        SELECT regexp_matches(
+            regexp_replace(payload, E'"([^"\\\\]|\\\\.)*"', '""', 'g'),
+            '([0-9]+)([.][0-9]+)?([eE]([-+]?)0*([0-9]+))?', 'g')
+    LOOP
+        IF digits[2] IS NULL AND digits[3] IS NULL THEN
+            IF length(digits[1]) > most_digits THEN
+                RETURN format('an integer of %s digits, more than %s', length(digits[1]), most_digits);
+            END IF;
+            CONTINUE;
+        END IF;
+        number := digits[1] || coalesce(digits[2], '') || coalesce(digits[3], '');
+        IF ltrim(digits[1] || coalesce(digits[2], ''), '0.') <> '' AND (
+            -- The server itself can't count with an exponent of more digits.
+            length(digits[5]) > 5 AND digits[4] <> '-'
+            OR length(digits[1]) + coalesce(digits[4] || left(digits[5], 6), '0')::integer > 300
+            AND number::numeric >= too_large
+        ) THEN
+            RETURN format('a number of more than 1.797e308, %s', left(number, 40));
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END $postbus$;
+
 -- name: check_event
 -- What bus.publish checks, as far as the server can.
 CREATE OR REPLACE FUNCTION {schema}.check_event(event_type text, payload text, metadata text, fields text[])
 RETURNS void LANGUAGE plpgsql STABLE SET search_path = {schema}, pg_temp AS $postbus$
 DECLARE
+    most_levels CONSTANT integer := 100;
+    is_short CONSTANT boolean := octet_length(payload) < 200;
+    -- To look at every level and every number costs more than to see that there can be no flaw.
+    may_be_deep CONSTANT boolean := NOT is_short
+        AND octet_length(payload) - octet_length(replace(replace(payload, '[', ''), '{', '')) > most_levels;
+    -- An exponent of three digits, or so many digits that one of two is enough.
+    large_number CONSTANT text := '[0-9][eE][+]?[0-9]{3}' || CASE WHEN is_short THEN '' ELSE '|[0-9]{200}' END;
     flaw text;
 BEGIN
     IF coalesce(event_type !~ '^[^.*[:space:][:cntrl:]]+([.][^.*[:space:][:cntrl:]]+)*$', true) THEN
@@ -295,12 +338,28 @@ BEGIN
         flaw := 'the metadata have a value that is no string';
     ELSIF EXISTS (SELECT FROM unnest(fields) AS field WHERE field !~ '^[^[:cntrl:]]+$' OR char_length(field) > 255) THEN
         flaw := 'an id is not a text of 1 to 255 printable characters';
+    ELSIF payload ~ large_number THEN
+        flaw := 'the payload has ' || find_number_flaw(payload);
+    END IF;
+    -- The type jsonb refuses what no reader could make sense of: NUL characters and half a surrogate pair.
+    IF flaw IS NULL AND may_be_deep THEN
+        BEGIN
+            -- The outermost container is at level 0.
+            IF jsonb_path_exists(
+                payload::jsonb, 'strict $.**{100} ? (@.type() == "array" || @.type() == "object")'
+            ) THEN
+                flaw := format('the payload is nested deeper than %s levels', most_levels);
+            END IF;
+        EXCEPTION WHEN statement_too_complex THEN
+            flaw := format('the payload is nested deeper than %s levels, and than the server can read', most_levels);
+        END;
+    ELSIF flaw IS NULL THEN
+        PERFORM payload::jsonb;
     END IF;
     IF flaw IS NOT NULL THEN
         RAISE EXCEPTION '%; nothing was stored', flaw USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    -- The type jsonb refuses what no reader could make sense of: NUL characters and half a surrogate pair.
-    PERFORM payload::jsonb, metadata::jsonb;
+    PERFORM metadata::jsonb;
 END $postbus$;
 
 -- name: publish
@@ -346,6 +405,20 @@ BEGIN
         PERFORM pg_notify(postbus_channel(), number::text);
     END IF;
     RETURN number;
+END $postbus$;
+
+-- name: publish_text_with_jsonb
+-- The payload as text, the metadata as jsonb.
+CREATE OR REPLACE FUNCTION {schema}.publish(
+    event_type text, payload text, metadata jsonb, stream_id text DEFAULT NULL,
+    expected_version bigint DEFAULT NULL, event_id text DEFAULT NULL, actor_id text DEFAULT NULL,
+    correlation_id text DEFAULT NULL, causation_id text DEFAULT NULL, schema_version bigint DEFAULT NULL,
+    notify boolean DEFAULT true
+) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = {schema}, pg_temp AS $postbus$
+BEGIN
+    RETURN publish(event_type, payload, metadata::text, stream_id, expected_version, event_id, actor_id,
+        correlation_id, causation_id, schema_version, notify);
 END $postbus$;
 
 -- name: publish_json
