@@ -113,8 +113,8 @@ def _words(error: asyncpg.PostgresError) -> str:
     """What the server said, in one line. Not its hint: that may be to drop all that depends on a table."""
     said = ": ".join(part for part in (error.message, error.detail) if part)
     # Some errors name only types; the statement has the table and its columns.
-    statement = " ".join((error.internal_query or error.context or "").split())
-    return f"{' '.join(said.split())} (SQLSTATE {error.sqlstate}, {statement[:_LONGEST_STATEMENT]})"
+    statement = " ".join((error.internal_query or error.context or "").split())[:_LONGEST_STATEMENT]
+    return f"{' '.join(said.split())} (SQLSTATE {error.sqlstate}{statement and ': '}{statement})"
 
 
 async def _why_read_only(connection: Connection, command: str) -> str:
