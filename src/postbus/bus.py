@@ -144,7 +144,9 @@ class EventBus:
         self._changing = asyncio.Lock()
         self._ending: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_shut_down = False
+        self._is_shut_down = self._is_draining = False
+        # Calls of shutdown() at present; when their time is up.
+        self._stopper_count, self._drain_until = 0, 0.0
 
     @property
     def store(self) -> Store:
@@ -189,26 +191,22 @@ class EventBus:
         """Refuse new work, finish what is in flight within shutdown_timeout, and close. Idempotent.
 
         What is still in flight then is cut off and put back to pending: the next start delivers it.
+        So it is when the task that calls this is cancelled, unless others call it at the same time.
         """
         if self._loop is not None and not self._loop.is_closed():
             self._check_loop("shut down")
         self._is_shut_down = True
-        async with self._changing:
-            loop, self._loop = self._loop, None
-            if loop is not None and loop.is_closed():
-                # With its loop everything of ours has ended; the next start recovers what was in flight.
-                await self._close_store()
-                return
-            is_drained = loop is None
-            try:
-                if loop is not None:
-                    self._attempts.begin_stopping()
-                    self._lane.stop()
-                    self._subscribers.begin_stopping()
-                    is_drained = await self._drain()
-            finally:
-                # Also when whoever shuts down loses patience and cancels it.
-                await self._end(is_drained=is_drained)
+        self._stopper_count += 1
+        try:
+            async with self._changing:
+                await self._stop()
+        finally:
+            self._stopper_count -= 1
+            # Whoever loses patience and is cancelled leaves it to those who still wait; the last one ends it.
+            if self._is_draining and not self._stopper_count:
+                async with self._changing:
+                    if self._is_draining:
+                        await self._end(is_drained=False)
 
     async def publish(
         self,
@@ -511,7 +509,21 @@ class EventBus:
         self._lane.wake_for_new_handler()
         return subscription.id
 
+    async def _stop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None and loop.is_closed():
+            # With its loop everything of ours has ended; the next start recovers what was in flight.
+            await self._close_store()
+            return
+        if loop is not None:
+            self._is_draining, self._drain_until = True, self._clock.monotonic() + self._shutdown_timeout
+            self._attempts.begin_stopping()
+            self._lane.stop()
+            self._subscribers.begin_stopping()
+        await self._end(is_drained=not self._is_draining or await self._drain())
+
     async def _end(self, *, is_drained: bool) -> None:
+        self._is_draining = False
         by = asyncio.current_task()
         if by is not None and (self._attempts.event_of(by) is not None or self._subscribers.are_run_by(by)):
             # Here, so that the handler who shuts down is not cut off.
@@ -543,7 +555,7 @@ class EventBus:
     async def _drain(self) -> bool:
         """Whether everything in flight came to its end within shutdown_timeout."""
         draining = asyncio.ensure_future(self._finish_in_flight(asyncio.current_task()))
-        limit = asyncio.ensure_future(self._clock.until(self._clock.monotonic() + self._shutdown_timeout))
+        limit = asyncio.ensure_future(self._clock.until(self._drain_until))
         try:
             await asyncio.wait((draining, limit), return_when=asyncio.FIRST_COMPLETED)
             return draining.done()

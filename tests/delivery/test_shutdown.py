@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -448,6 +448,114 @@ async def test_a_shutdown_that_is_cancelled_while_it_cuts_off_goes_on(
     assert (stopping.cancelled(), cancel_count) == (True, 1)
     # In its last second the handler has come to its end after all.
     assert list(statuses(database).values()) == ["done"]
+
+
+class TestBySeveral:
+    """A signal handler, the end of `async with` and a framework may all shut down the same bus."""
+
+    @pytest.mark.parametrize("lost", [[0], [1], [2], [0, 1], [1, 2], [0, 2]], ids=str)
+    @pytest.mark.parametrize("one_by_one", [True, False])
+    async def test_whoever_is_cancelled_leaves_it_to_the_others(
+        self, database: Path, make_bus: MakeBus, lost: list[int], one_by_one: bool
+    ) -> None:
+        """What is in flight comes to its end, as for those who wait for it."""
+        bus, handler = make_bus(), BlockingHandler()
+        bus.subscribe(handler)
+        publishing = start(bus.publish("order.placed"))
+        await soon(handler.started.wait())
+        stopping = [await begin(bus.shutdown()) for _ in range(3)]
+        await _cancel([stopping[number] for number in lost], one_by_one)
+        await _turns()
+        with pytest.raises(EventBusShutdownError):
+            await bus.publish("order.placed")
+        handler.released.set()
+        await soon(asyncio.gather(*stopping, publishing, return_exceptions=True))
+
+        assert [number for number in range(3) if stopping[number].cancelled()] == lost
+        assert (handler.finish_count, handler.was_cancelled) == (1, False)
+        assert list(statuses(database).values()) == ["done"]
+
+    @pytest.mark.parametrize("one_by_one", [True, False])
+    async def test_when_all_are_cancelled_what_is_in_flight_is_cut_off(
+        self, database: Path, make_bus: MakeBus, one_by_one: bool
+    ) -> None:
+        """As by the only one: the bus is closed, and nobody has to wait any more."""
+        bus, handler = make_bus(), BlockingHandler()
+        bus.subscribe(handler)
+        publishing = start(bus.publish("order.placed"))
+        await soon(handler.started.wait())
+        stopping = [await begin(bus.shutdown()) for _ in range(3)]
+        await _cancel(stopping, one_by_one)
+        await soon(asyncio.gather(*stopping, publishing, return_exceptions=True))
+
+        assert all(each.cancelled() for each in stopping)
+        assert (handler.finish_count, handler.was_cancelled) == (0, True)
+        assert list(statuses(database).values()) == ["pending"]
+
+    async def test_nobody_gets_the_time_of_another_on_top(
+        self, database: Path, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """What is in flight is cut off after shutdown_timeout, whoever waits then."""
+        bus, handler = make_bus(clock=manual, shutdown_timeout=5.0), BlockingHandler()
+        bus.subscribe(handler)
+        publishing = start(bus.publish("order.placed"))
+        await soon(handler.started.wait())
+        first, second = await begin(bus.shutdown()), await begin(bus.shutdown())
+        await manual.advance(4)
+        await _cancel([first], one_by_one=True)
+        await _turns()
+        was_cancelled_before = handler.was_cancelled
+        await manual.advance(1)
+        await soon(asyncio.gather(second, publishing))
+
+        assert (was_cancelled_before, handler.was_cancelled) == (False, True)
+        assert list(statuses(database).values()) == ["pending"]
+
+    async def test_a_handler_may_be_the_one_who_is_left(
+        self, database: Path, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """It does not wait for itself, then as ever; until then the other one waits for it."""
+        bus, slow = make_bus(clock=manual), BlockingHandler()
+        is_begun, may_stop, is_over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        bus.subscribe("order.placed", slow)
+
+        @bus.on("order.cancelled")
+        async def stop(_: Event) -> None:
+            is_begun.set()
+            await may_stop.wait()
+            await bus.shutdown()
+            is_over.set()
+
+        publishing = [start(bus.publish("order.placed")), start(bus.publish("order.cancelled"))]
+        await soon(asyncio.gather(slow.started.wait(), is_begun.wait()))
+        stopping = await begin(bus.shutdown())
+        may_stop.set()
+        await _turns()
+        await _cancel([stopping], one_by_one=True)
+        await _turns()
+        slow.released.set()
+        await soon(asyncio.wait(publishing))
+        await soon(is_over.wait())
+        await soon(_couriers_have_ended())
+
+        assert (slow.finish_count, slow.was_cancelled) == (1, False)
+        assert query(database, "SELECT type, status FROM events ORDER BY type") == [
+            ("order.cancelled", "pending"),
+            ("order.placed", "done"),
+        ]
+
+
+async def _cancel(stopping: "Sequence[asyncio.Future[None]]", one_by_one: bool) -> None:
+    for each in stopping:
+        each.cancel()
+        if one_by_one:
+            await soon(asyncio.wait([each]))
+
+
+async def _turns() -> None:
+    """Let everything come as far as it comes without time or others."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 async def _wait_for(task: "asyncio.Task[None]") -> None:
