@@ -227,9 +227,11 @@ class EventBus:
         """Store an event and run its handlers; its id.
 
         Returns after the event is durable and, unless *wait* is false, its handlers have finished
-        (in success or as a dead letter); durable subscribers get it in their own time. Publishing the
-        same *event_id* again stores nothing. With *expected_version* it is stored only if its stream
-        is at that version, else WrongExpectedVersionError; 0 means that the stream must not exist.
+        (in success or as a dead letter); durable subscribers get it in their own time. When the bus is
+        shut down meanwhile, it returns as well: the event is stored, and the next start delivers it.
+        Publishing the same *event_id* again stores nothing. With *expected_version* it is stored only
+        if its stream is at that version, else WrongExpectedVersionError; 0 means that the stream must
+        not exist.
         With *connection* (of asyncpg, on PostgreSQL) it is stored in the caller's own transaction: it
         exists exactly when that commits.
         """
