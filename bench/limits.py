@@ -40,8 +40,8 @@ class Limit:
 
 _HAND_OVER = Limit(
     "the event loop must not wait for the disk, so every commit is handed to a thread and back: no more than "
-    "the bare hand-over of an INSERT can be reached (raw-thread), and no more than that in the table with the "
-    "columns and indexes that the bus needs, with a handler that is called and a mark that the event is done "
+    "the bare hand-over of an INSERT can be reached (raw-thread), or of one into the table with the columns "
+    "and indexes that the bus needs, with a handler that is called and a mark that the event is done "
     "(raw-task-own). Beyond that the bus checks the payload and watches the handler: Python that is three "
     "times as slow as in a busy process, because both threads have waited for the disk before. What the disk "
     "takes decides how much all this weighs: see *On another disk*",

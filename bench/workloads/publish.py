@@ -26,8 +26,8 @@ _RAW: tuple[tuple[str, str, Run], ...] = (
     ("raw-thread", "raw: the same in a thread of its own, awaited in an event loop", raw.commit_in_thread),
     ("raw-three", "raw: insert, processing, done: three commits (stand-in for the TypeScript reference)",
      raw.commit_three_times),
-    ("raw-task-own", "raw: a task that waits for a commit in a thread and a handler, marked done later, in the "
-     "table of the bus", partial(raw_shared.commit_for_tasks, table=raw_shared.OWN, task_count=1)),
+    ("raw-task-own", "raw: a task that waits for a commit in a thread and a handler, marked done later, in "
+     "the table of the bus", partial(raw_shared.commit_for_tasks, table=raw_shared.OWN, task_count=1)),
 )  # fmt: skip
 _RAW_BATCHES: tuple[tuple[str, str, Run], ...] = (
     ("raw-tasks", "raw: 100 tasks that wait for a shared commit in a thread and a handler, marked done later",

@@ -24,6 +24,7 @@ SETTINGS = {
     },
     "words of queries": {
         "array_nulls": "off",
+        "quote_all_identifiers": "on",
         "standard_conforming_strings": "off",
         "transform_null_equals": "on",
     },

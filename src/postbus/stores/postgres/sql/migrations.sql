@@ -38,6 +38,8 @@ END $postbus$;
 -- A table lock that is waited for stops every writer behind it: better give up soon and be started again.
 -- CREATE SCHEMA IF NOT EXISTS asks for the right to create schemas even where there is nothing to create.
 SET LOCAL lock_timeout = '5s';
+-- What the catalogs say of a column or a key is compared with our own words.
+SET LOCAL quote_all_identifiers = off;
 DO $postbus$ BEGIN
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = {schema_text}) THEN
         CREATE SCHEMA {schema};
