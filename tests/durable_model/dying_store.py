@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from postbus.errors import StoreBusyError, StoreClosedError
-from postbus.ports import Store
+from postbus.ports import StatusFor, Store
 
 _PORTS = (
     "queue",
@@ -144,6 +144,10 @@ class DyingStore:
         self.members = self.outbox = self.layouts = None
         for name in _PORTS:
             setattr(self, name, DyingPort(name, getattr(inner, name), fate, watch))
+
+    def append_as(self, status_for: StatusFor | None) -> None:
+        """What is behind it does."""
+        self._inner.append_as(status_for)
 
     async def open(self) -> None:
         """Open what is behind it."""
