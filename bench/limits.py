@@ -96,7 +96,8 @@ LIMITS: Mapping[str, Limit] = {
     "PostgreSQL: 1 publisher ÷ raw, 1 connection": Limit(
         "the payload is checked, a connection lent and the statement watched: 8 µs of Python in a busy "
         "process, two to three times as much where it has waited for the disk; and one more index and wider "
-        "rows on the server"
+        "rows on the server (raw-1-own)",
+        (Shown("pg-append", "raw-1-own", "raw-1"),),
     ),
     "PostgreSQL: catch-up by 100 ÷ raw read and decode": Limit(
         "a checkpoint every 100 events is a statement that the next event has to wait for, because no more "
@@ -112,9 +113,10 @@ LIMITS: Mapping[str, Limit] = {
     ),
     "PostgreSQL: synchronous checkpoints ÷ raw commits": Limit(
         "raw moves a number by its key. The bus's statement is fenced by the epoch and the server of the "
-        "claim, goes only forwards and holds gaps: the server takes about 5 µs more for it. The handler, its "
-        "watch, the checkpoint and a connection are 12 µs of Python in a busy process, two to three times as "
-        "much where it has waited for the disk"
+        "claim, goes only forwards and holds gaps (raw-checkpoints-own). The handler, its watch, the "
+        "checkpoint and a connection are 12 µs of Python in a busy process, two to three times as much where "
+        "it has waited for the disk",
+        (Shown("pg-catch-up", "raw-checkpoints-own", "raw-checkpoints"),),
     ),
     "PostgreSQL: synchronous checkpoints ÷ eventsourcing, tracked": Limit(
         "raw commits with nothing to deliver are themselves no more than so many times as quick",

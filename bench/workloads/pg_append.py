@@ -3,6 +3,7 @@
 from functools import partial
 
 from bench.pg.candidates import each_peer, of_peer
+from bench.pg.own_inserts import append_own
 from postbus.ops.bench.model import Column, RatioColumn, Tier, Workload
 from postbus.ops.bench.postgres import raw
 from postbus.ops.bench.postgres.append import (
@@ -30,6 +31,11 @@ WORKLOAD = Workload(
     candidates=(
         *(with_publishers(count, tier) for count, tier in _PUBLISHER_COUNTS),
         *(with_connections(count) for count in (1, 8, 32)),
+        on_postgres(
+            "raw-1-own",
+            "raw: the same with the statement of the bus, into its table, 1 connection",
+            append_own,
+        ),
         on_postgres(
             "raw-32-notify",
             "raw: 32 connections, NOTIFY in the transaction",

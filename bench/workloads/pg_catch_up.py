@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from bench.pg.candidates import of_peer
+from bench.pg.own_checkpoints import commit_own_checkpoints
 from postbus import Event, ReliableDeliveryConfig
 from postbus.ops.bench.model import Candidate, Column, Effort, RatioColumn, Sample, Tier, Workload
 from postbus.ops.bench.postgres import raw
@@ -94,6 +95,11 @@ WORKLOAD = Workload(
             "checkpoints-off",
             "the same, not waiting for the disk",
             partial(raw.commit_checkpoints, synchronous_commit="off"),
+        ),
+        raw_reader(
+            "checkpoints-own",
+            "the statement of the bus and a commit for each event, nothing read",
+            commit_own_checkpoints,
         ),
         _peer("eventsourcing", "subscription, no checkpoint", "eventsourcing", "deliver", 50_000),
         _peer(
