@@ -1,9 +1,11 @@
 """postbus: a durable event bus for Python. A published event is never lost."""
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from postbus.bus import EventBus
 from postbus.config import (
+    AnyCheckpointMode,
     CheckpointMode,
     InstanceMode,
     ReliableDeliveryConfig,
@@ -32,6 +34,7 @@ from postbus.errors import (
     InvalidStateError,
     InvalidSubscriberIdError,
     InvalidTargetError,
+    LayoutChangedError,
     MigrationNeededError,
     MissingExtraError,
     NoForeignTransactionError,
@@ -52,6 +55,7 @@ from postbus.errors import (
     SubscriptionNotFoundError,
     SubscriptionStoppedError,
     TransactionEndedError,
+    TransactionFailedError,
     UnsoundLogError,
     UpcastError,
     WaitsForItselfError,
@@ -67,7 +71,7 @@ from postbus.events import (
 )
 from postbus.inspection import DLQInspector
 from postbus.observers import Projection, Saga, SagaContext, StateStore
-from postbus.ports import EventObserver
+from postbus.ports import Clock, EventObserver, EventStore, Store
 from postbus.state_stores import InMemoryStateStore, SQLiteStateStore
 from postbus.stores.memory import InMemoryStore
 from postbus.stores.sqlite import SQLiteStore
@@ -75,9 +79,13 @@ from postbus.stores.sqlite import SQLiteStore
 if TYPE_CHECKING:
     from postbus.pg import PgEventBus, PgEventStore, PgStateStore
 
+    __version__: str
+
 __all__ = [
+    "AnyCheckpointMode",
     "BusLoopError",
     "CheckpointMode",
+    "Clock",
     "DLQInspector",
     "DeadLetter",
     "DeadLetterPage",
@@ -90,6 +98,7 @@ __all__ = [
     "EventNotFoundError",
     "EventObserver",
     "EventStatus",
+    "EventStore",
     "FileReplacedError",
     "InMemoryStateStore",
     "InMemoryStore",
@@ -107,6 +116,7 @@ __all__ = [
     "InvalidStateError",
     "InvalidSubscriberIdError",
     "InvalidTargetError",
+    "LayoutChangedError",
     "MigrationNeededError",
     "MissingExtraError",
     "NewEvent",
@@ -114,9 +124,6 @@ __all__ = [
     "NotADatabaseError",
     "NotADeadLetterError",
     "PayloadTypeError",
-    "PgEventBus",
-    "PgEventStore",
-    "PgStateStore",
     "PostbusError",
     "Projection",
     "PublishedTooLateError",
@@ -130,6 +137,7 @@ __all__ = [
     "SchemaTooNewError",
     "StateStore",
     "StateTypeError",
+    "Store",
     "StoreBusyError",
     "StoreClosedError",
     "StoreError",
@@ -142,6 +150,7 @@ __all__ = [
     "SubscriptionRow",
     "SubscriptionStoppedError",
     "TransactionEndedError",
+    "TransactionFailedError",
     "UnsoundLogError",
     "UpcastError",
     "WaitsForItselfError",
@@ -150,8 +159,14 @@ __all__ = [
 
 _NEEDS_POSTGRES = ("PgEventBus", "PgEventStore", "PgStateStore")
 
+# `from postbus import *` asks for every name of the list, and must work without the extra.
+if find_spec("asyncpg") is not None:
+    __all__ += ["PgEventBus", "PgEventStore", "PgStateStore"]
+
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _read_version()
     # Not imported before somebody asks: embedded use needs no driver for PostgreSQL.
     if name not in _NEEDS_POSTGRES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -160,3 +175,13 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtraError(name, "postgres") from error
     return getattr(pg, name)
+
+
+def _read_version() -> str:
+    # What looks it up takes some milliseconds to import, and few ask.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(__name__)
+    except PackageNotFoundError as error:
+        raise AttributeError(f"{__name__!r} was not installed, so that its version is not known") from error

@@ -130,9 +130,9 @@ class EventBus:
         self._publisher = Publisher(
             self._store.queue, self._subscriptions, self._dispatcher, self._couriers, self._lane
         )
-        # Also of what is appended: the store knows only of handlers that are written down already.
-        self._store.append_as(self._publisher.status_for)
         self._drafts = Drafts(self._publisher.status_for, self._clock, id_factory, max_payload_bytes)
+        # For what is appended, too: the store knows only of handlers that are written down already.
+        self._store.append_as(self._drafts.draft_stream)
         config = ReliableDeliveryConfig() if config is None else config
         if not isinstance(config, ReliableDeliveryConfig):
             raise InvalidConfigError("config", config, "a ReliableDeliveryConfig")
@@ -144,7 +144,7 @@ class EventBus:
         self._changing = asyncio.Lock()
         self._ending: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_shut_down = self._is_draining = False
+        self._is_shut_down = self._is_draining = self._is_closed = False
         # Calls of shutdown() at present; when their time is up.
         self._stopper_count, self._drain_until = 0, 0.0
 
@@ -513,6 +513,8 @@ class EventBus:
 
     async def _stop(self) -> None:
         loop, self._loop = self._loop, None
+        if self._is_closed:
+            return
         if loop is not None and loop.is_closed():
             # With its loop everything of ours has ended; the next start recovers what was in flight.
             await self._close_store()
@@ -552,6 +554,7 @@ class EventBus:
     async def _close_store(self) -> None:
         self._store.append_as(None)
         await self._store.close()
+        self._is_closed = True
         _stores_in_use.pop(self._store, None)
 
     async def _drain(self) -> bool:
@@ -587,9 +590,11 @@ class EventBus:
         await self._lane.cut_off()
         await self._couriers.cancel_all()
         # A store that can't take it now has the events in processing: the next start recovers them.
-        with contextlib.suppress(StoreError):
+        try:
             count = await self._dispatcher.give_back_all()
             logger.warning("shutdown: %d events were still in flight and are pending again", count)
+        except StoreError as error:
+            logger.warning("shutdown: %s", error)
 
 
 def _checked_clock(clock: Clock) -> Clock:

@@ -1,6 +1,6 @@
 """What delivery needs of the world: small Protocols that the stores fulfil."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
@@ -91,8 +91,12 @@ class Backlog(Protocol):
         """
         ...
 
-    async def pending(self, after: GlobalSequence, limit: int) -> list[Event]:
-        """Pending events with a higher sequence number, in order."""
+    async def pending(self, after: GlobalSequence, limit: int, without: Collection[str] = ()) -> list[Event]:
+        """Pending events with a higher sequence number, in order, but none of the types in *without*."""
+        ...
+
+    async def dead_letter_count(self) -> int:
+        """How many dead letters the handlers have; the resolved ones may be among them or not."""
         ...
 
     async def claim(self, sequences: Sequence[GlobalSequence]) -> set[GlobalSequence]:
@@ -656,11 +660,21 @@ class StatusFor(Protocol):
         ...
 
 
+class DraftStream(Protocol):
+    """Checks and encodes what is appended to a stream; raises before anything is stored."""
+
+    def __call__(
+        self, stream_id: str, items: Iterable[object], expected_version: int | None, /
+    ) -> list[Draft]:
+        """One draft for each item, in order."""
+        ...
+
+
 class Store(EventStore, Protocol):
     """One database, seen through its ports."""
 
-    def append_as(self, status_for: StatusFor | None) -> None:
-        """Append events with this status: the bus that uses the store knows its handlers. None: no bus."""
+    def append_as(self, draft: DraftStream | None) -> None:
+        """Append events as the bus that uses the store drafts them: with its limits. None: no bus."""
         ...
 
     @property

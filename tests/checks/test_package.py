@@ -1,5 +1,6 @@
 """What users install: complete, light, and documented."""
 
+import importlib
 import importlib.metadata
 import re
 import subprocess
@@ -86,6 +87,60 @@ def test_a_public_name_has_a_docstring(name: str) -> None:
 
     assert doc
     assert not doc.startswith(f"{name}("), "the docstring is the one that dataclass made up"
+
+
+def test_a_star_import_needs_no_extra() -> None:
+    """What needs a driver is listed only where there is one; asked for by name it says what to do."""
+    script = (
+        "import sys; sys.modules['asyncpg'] = None\n"
+        "from postbus import *\n"
+        "import postbus; print(EventBus.__name__, *(n for n in postbus.__all__ if n.startswith('Pg')))\n"
+        "try: postbus.PgEventBus\n"
+        "except MissingExtraError as error: print(error.extra)"
+    )
+
+    assert run("-c", script).splitlines() == ["EventBus", "postgres"]
+
+
+def test_a_star_import_has_everything_where_the_extras_are() -> None:
+    """Each name once."""
+    script = "from postbus import *; print(PgEventBus.__name__, PgEventStore.__name__, PgStateStore.__name__)"
+
+    assert run("-c", script).split() == ["PgEventBus", "PgEventStore", "PgStateStore"]
+    assert len(set(postbus.__all__)) == len(postbus.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("AnyCheckpointMode", "config"),
+        ("Clock", "ports"),
+        ("EventStore", "ports"),
+        ("Store", "ports"),
+    ],
+)
+def test_what_users_annotate_with_is_public(name: str, module: str) -> None:
+    """The types of settings and of what the bus hands out."""
+    assert name in postbus.__all__
+    assert getattr(postbus, name) is getattr(importlib.import_module(f"postbus.{module}"), name)
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    """It is looked up when somebody asks: that would cost every start some milliseconds."""
+    script = "import sys, postbus; print('importlib.metadata' in sys.modules, postbus.__version__)"
+
+    assert run("-c", script).split() == ["False", importlib.metadata.version("postbus")]
+
+
+def test_a_package_that_was_not_installed_has_no_version() -> None:
+    """As any name that is not there, so that a default can be given."""
+    script = (
+        "import importlib.metadata, sys, postbus\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if not hasattr(f, 'find_distributions')]\n"
+        "print(getattr(postbus, '__version__', 'unknown'))"
+    )
+
+    assert run("-c", script).strip() == "unknown"
 
 
 def test_importing_postbus_is_light() -> None:

@@ -75,6 +75,39 @@ async def test_a_transaction_that_a_test_left_open_is_told() -> None:
     assert await _process(store, "SELECT 1") == BatchOutcome(1)
 
 
+async def test_a_cursor_that_a_test_has_open_stays_open() -> None:
+    """Only what a handler opened is closed after it."""
+    store = InMemoryStore()
+    numbers = store.connection.execute("SELECT 1 UNION ALL SELECT 2")
+    numbers.fetchone()
+    await _process(store, "SELECT 1")
+
+    assert numbers.fetchone() == (2,)
+
+
+async def test_a_transaction_that_can_not_be_ended_is_the_error_of_its_event() -> None:
+    """A handler has made a cursor without asking the connection; once it is gone, all is well."""
+    store = InMemoryStore()
+    store.connection.execute("CREATE TABLE mails (address TEXT)")
+    events = await append(store, make_draft(), make_draft())
+    owner = await store.checkpoints.claim(MAIL, BEGINNING)
+    kept: list[sqlite3.Cursor] = []
+
+    def handle(event: Event, transaction: Any) -> None:
+        kept.append(sqlite3.Cursor(transaction))
+        kept[-1].execute("INSERT INTO mails VALUES ('anna'), ('bert') RETURNING address")
+        kept[-1].fetchone()
+
+    outcome = await store.checkpoints.process(
+        MAIL, owner.epoch, events, handle, along(events), timeout=5, time_budget=5
+    )
+    kept.clear()
+
+    assert (outcome.done_count, type(outcome.error)) == (0, sqlite3.OperationalError)
+    assert await _process(store, "INSERT INTO mails VALUES ('anna')") == BatchOutcome(1)
+    assert store.connection.execute("SELECT address FROM mails").fetchall() == [("anna",)]
+
+
 async def test_the_connection_is_closed_with_the_store_that_made_it() -> None:
     """A test leaves nothing behind, and no warning."""
     store = InMemoryStore()

@@ -439,6 +439,133 @@ class TestEndedTransactions:
         assert await transactions.process(write, transactions.events[1:]) == BatchOutcome(2)
 
 
+class _StubbornCursor(sqlite3.Cursor):
+    """Compares by value, so that it has no hash, and does not like to be closed."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _StubbornCursor)
+
+    def close(self) -> None:
+        raise AssertionError("not while I am reading")
+
+
+_LOOK = "SELECT event_id FROM effects ORDER BY number"
+_RENAME = "UPDATE effects SET event_id = lower(event_id) RETURNING event_id"
+
+
+def _read(transaction: Any) -> Any:
+    return transaction.execute(_LOOK)
+
+
+def _change(transaction: Any) -> Any:
+    return transaction.execute(_RENAME)
+
+
+def _change_by_cursor(transaction: Any) -> Any:
+    return transaction.cursor().execute(_RENAME)
+
+
+def _change_stubbornly(transaction: Any) -> Any:
+    return transaction.cursor(factory=_StubbornCursor).execute(_RENAME)
+
+
+def _change_after_many(transaction: Any) -> Any:
+    cursor = transaction.executemany("INSERT INTO effects (event_id) VALUES (?)", [("x",), ("y",)])
+    cursor.execute("DELETE FROM effects WHERE event_id IN ('x', 'y') RETURNING event_id")
+    return cursor
+
+
+def _open_blob(transaction: Any) -> Any:
+    transaction.execute("CREATE TABLE IF NOT EXISTS files AS SELECT zeroblob(9) AS content")
+    blob = transaction.blobopen("files", "content", 1)
+    blob.write(b"x")
+    return blob
+
+
+_OPENINGS = [_read, _change, _change_by_cursor, _change_stubbornly, _change_after_many, _open_blob]
+
+
+def _use(opened: Any) -> object:
+    """As far as it goes without coming to the end."""
+    return opened.read(1) if isinstance(opened, sqlite3.Blob) else opened.fetchone()
+
+
+@on_embedded
+@pytest.mark.parametrize("open_one", _OPENINGS)
+class TestLeftOpen:
+    async def test_what_a_handler_leaves_open_is_closed(
+        self, transactions: _Transactions, open_one: Callable[[Any], Any]
+    ) -> None:
+        """It may keep it: what it did counts, and whoever uses it afterwards is told."""
+        kept: list[Any] = []
+
+        async def handle(event: Event, hand: Hand) -> None:
+            await write(event, hand)
+            kept.append(open_one(hand.connection))
+            _use(kept[-1])
+
+        assert await transactions.process(handle) == BatchOutcome(3)
+        assert await transactions.effects.committed() == ["a", "b", "c"]
+        assert await transactions.position() == transactions.after(3)
+        for opened in kept:
+            with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+                _use(opened)
+
+    async def test_an_error_that_keeps_it_open_costs_its_own_event_only(
+        self, transactions: _Transactions, open_one: Callable[[Any], Any]
+    ) -> None:
+        """As its traceback does, for as long as somebody has the error."""
+
+        async def handle(event: Event, hand: Hand) -> None:
+            await write(event, hand)
+            opened = open_one(hand.connection)
+            _use(opened)
+            if event.id == "b":
+                raise ValueError("no")
+
+        outcome = await transactions.process(handle)
+
+        assert (outcome.done_count, type(outcome.error)) == (1, ValueError)
+        assert await transactions.effects.committed() == ["a"]
+        assert await transactions.position() == transactions.after(1)
+        assert await transactions.process(write, transactions.events[1:]) == BatchOutcome(2)
+
+    async def test_using_it_for_the_next_event_is_the_error_of_that_event(
+        self, transactions: _Transactions, open_one: Callable[[Any], Any]
+    ) -> None:
+        """A handler that keeps a cursor for ever fails by itself."""
+        kept: list[Any] = []
+
+        async def handle(event: Event, hand: Hand) -> None:
+            await write(event, hand)
+            if not kept:
+                kept.append(open_one(hand.connection))
+            _use(kept[0])
+
+        outcome = await transactions.process(handle)
+
+        assert (outcome.done_count, type(outcome.error)) == (1, sqlite3.ProgrammingError)
+        assert await transactions.effects.committed() == ["a"]
+        assert await transactions.process(write, transactions.events[1:]) == BatchOutcome(2)
+
+
+class _UnmadeCursor(sqlite3.Cursor):
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """Forgets what sqlite3 has to do."""
+
+
+@on_embedded
+async def test_a_cursor_that_can_not_be_closed_is_let_be(transactions: _Transactions) -> None:
+    """Nothing can be open on it."""
+    kept: list[object] = []
+
+    async def handle(event: Event, hand: Hand) -> None:
+        kept.append(hand.connection.cursor(_UnmadeCursor))
+        await write(event, hand)
+
+    assert await transactions.process(handle) == BatchOutcome(3)
+
+
 class TestRetried:
     async def test_a_retry_that_succeeds_resolves_the_dead_letter_and_leaves_the_checkpoint(
         self, transactions: _Transactions

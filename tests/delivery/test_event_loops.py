@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from postbus import BusLoopError, Event, EventBus
+from postbus import BusLoopError, Event, EventBus, EventBusShutdownError
 from postbus.stores.sqlite import SQLiteStore
 from tests.delivery.steps import FlakyHandler, soon, start, statuses
 
@@ -140,3 +140,22 @@ def test_two_buses_in_two_loops_one_after_the_other(database: Path) -> None:
         asyncio.run(main())
 
     assert list(statuses(database)) == ["0", "1"]
+
+
+@pytest.mark.parametrize("is_started_twice", [False, True])
+def test_shutting_down_again_does_nothing_in_another_loop_either(
+    database: Path, is_started_twice: bool
+) -> None:
+    """A bus of a module, and an application that is started for each of several tests, say."""
+    bus = EventBus(database)
+    bus.subscribe(FlakyHandler())
+
+    async def use() -> None:
+        async with bus:
+            await bus.publish("order.placed", 42)
+
+    asyncio.run(use())
+    if is_started_twice:
+        with pytest.raises(EventBusShutdownError):
+            asyncio.run(use())
+    asyncio.run(bus.shutdown())

@@ -57,6 +57,48 @@ class TestPerSubscription:
 
         assert (event.status, event.retry_count) == (EventStatus.DONE, 0)
 
+    async def test_every_attempt_has_its_own(self, make_bus: MakeBus, manual: ManualClock) -> None:
+        """Also one of less than the second that a handler has to end after it was cancelled."""
+        retry = RetryPolicy(max_retries=2, base_delay=0.0)
+        bus = make_bus(clock=manual, handler_timeout=0.25, retry=retry)
+        began_at: list[float] = []
+
+        async def wait(_: Event) -> None:
+            began_at.append(manual.monotonic())
+            await asyncio.Event().wait()
+
+        bus.subscribe("order.placed", wait)
+        publishing = start(bus.publish("order.placed"))
+        for count in range(1, 4):
+            await until(lambda: len(began_at) == count)  # noqa: B023
+            await manual.advance(0.25)
+        event = await bus.store.get(await soon(publishing))
+
+        assert event.status is EventStatus.DLQ
+        assert [moment - began_at[0] for moment in began_at] == [0.0, 0.25, 0.5]
+
+    async def test_it_holds_after_somebody_has_cancelled_all_tasks(
+        self, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """As some programs do with what is left over of a job; ours are none of that."""
+        bus = make_bus(clock=manual, handler_timeout=2.0, retry=ONE_ATTEMPT)
+        first, second = BlockingHandler(), BlockingHandler()
+        bus.subscribe("order.first", first)
+        bus.subscribe("order.second", second)
+        publishing = start(bus.publish("order.first"))
+        await soon(first.started.wait())
+        for task in asyncio.all_tasks():
+            if task.get_name() == "postbus watchdog":
+                task.cancel()
+        first.released.set()
+        await soon(publishing)
+        publishing = start(bus.publish("order.second"))
+        await soon(second.started.wait())
+        await manual.advance(2)
+        event = await bus.store.get(await soon(publishing))
+
+        assert event.status is EventStatus.DLQ
+
     async def test_what_a_handler_uses_up_before_it_waits_counts(self, database: Path) -> None:
         """Here all of it: it is cut off as soon as it waits."""
         time_used = 0.0

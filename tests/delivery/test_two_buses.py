@@ -73,6 +73,31 @@ async def test_the_second_takes_over_when_the_first_shuts_down(make_bus: MakeBus
     assert (owners.payloads, standbys.payloads) == ([], [1, 2])
 
 
+@pytest.mark.parametrize("had_handlers", [False, True])
+async def test_a_bus_without_handlers_never_takes_over(make_bus: MakeBus, had_handlers: bool) -> None:
+    """Not if it began beside an owner either, nor after its own were unsubscribed while it stood by."""
+    owner, web, following = make_bus(), make_bus(), make_bus()
+    owner.subscribe(FlakyHandler())
+    await owner.start()
+    await web.start()
+    if had_handlers:
+        subscription_id = web.subscribe(FlakyHandler())
+        await soon(web.idle())
+        web.unsubscribe(subscription_id)
+        await soon(web.idle())
+    await owner.shutdown()
+    # The writer's thread looks now and then who owns the file.
+    writer = web.store.writer  # type: ignore[attr-defined]
+    count = writer._tick_count
+    await until(lambda: writer._tick_count >= count + 2)
+    handler = FlakyHandler()
+    following.subscribe(handler)
+    await following.start()
+    await soon(following.publish("order.placed", 42))
+
+    assert handler.payloads == [42]
+
+
 async def test_nobody_takes_events_in_flight_from_the_owner(database: Path, make_bus: MakeBus) -> None:
     """A bus that starts while another is at work recovers nothing."""
     owner, standby, handler, others = make_bus(), make_bus(), BlockingHandler(), FlakyHandler()

@@ -33,7 +33,7 @@ def test_a_command_and_its_options_are_in_the_readme(name: str, command: click.C
 
     for option in command.params:
         if isinstance(option, click.Option):
-            assert option.opts[0] in line
+            assert " ".join(filter(None, (option.opts[0], option.metavar))) in line
 
 
 @pytest.mark.parametrize("name", postbus.__all__)
@@ -74,6 +74,13 @@ def test_the_page_of_errors_is_that_of_the_code() -> None:
         for error in errors
         if error.__base__ is not None
     ]
+
+
+@pytest.mark.parametrize("name", re.findall(r"`(\w+Error)`", (ROOT / "docs/errors.md").read_text("utf-8")))
+def test_an_error_is_imported_from_postbus(name: str) -> None:
+    """As its page says of each."""
+    assert name in postbus.__all__
+    assert getattr(postbus, name) is getattr(postbus.errors, name)
 
 
 def anchors_of(page: Path) -> set[str]:

@@ -14,6 +14,7 @@ from postbus import (
     RetryPolicy,
     StoreBusyError,
     StoreClosedError,
+    StoreError,
     StoreFullError,
 )
 from postbus.testing import ManualClock
@@ -43,6 +44,29 @@ async def running(make_bus: MakeBus, store: Any, handler: Any, **options: Any) -
     await bus.start()
     await until(lambda: bus.subscription(ID).state == "live")
     return bus
+
+
+@pytest.mark.parametrize("error", [StoreError("the database refused: no"), StoreFullError("elsewhere")])
+async def test_a_handler_that_a_store_has_refused_something_has_failed(
+    database: Database, make_bus: MakeBus, clock: ManualClock, error: StoreError
+) -> None:
+    """It waits only for a store, its own or another, that can't do its work at the moment."""
+    calls: list[int] = []
+
+    async def handle(event: Event) -> None:
+        calls.append(event.payload)
+        if event.payload == 1 and calls.count(1) < 4:
+            raise error
+
+    retry = RetryPolicy(max_retries=1)
+    bus = await running(make_bus, faulty(database), handle, retry=retry)
+    await publish_numbers(bus, 1, 2)
+    is_refusal = type(error) is StoreError
+    await soon(try_again(clock, 1 if is_refusal else 3))
+    await soon(bus.subscription(ID).caught_up())
+
+    assert calls == ([1, 1, 2] if is_refusal else [1, 1, 1, 1, 2])
+    assert len(await letters_of(bus)) == is_refusal
 
 
 async def test_a_checkpoint_that_cannot_be_written_fails_the_subscriber_until_it_can(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from postbus.errors import StoreBusyError, StoreClosedError
-from postbus.ports import StatusFor, Store
+from postbus.ports import DraftStream, Store
 
 _PORTS = (
     "queue",
@@ -145,9 +145,9 @@ class DyingStore:
         for name in _PORTS:
             setattr(self, name, DyingPort(name, getattr(inner, name), fate, watch))
 
-    def append_as(self, status_for: StatusFor | None) -> None:
+    def append_as(self, draft: DraftStream | None) -> None:
         """What is behind it does."""
-        self._inner.append_as(status_for)
+        self._inner.append_as(draft)
 
     async def open(self) -> None:
         """Open what is behind it."""

@@ -23,6 +23,19 @@ class TestGroup:
         assert main(["--version"]) == 0
         assert capsys.readouterr().out.startswith("postbus, version 0.")
 
+    def test_the_package_can_be_run_as_a_module(self) -> None:
+        """For whoever has no scripts on the PATH; it goes by the same name."""
+        command = [sys.executable, "-m", "postbus"]
+        version, unknown = (
+            subprocess.run([*command, argument], capture_output=True, text=True, check=False)
+            for argument in ("--version", "nix")
+        )
+
+        assert (version.returncode, version.stderr) == (0, "")
+        assert version.stdout.startswith("postbus, version 0.")
+        assert unknown.returncode == 2
+        assert unknown.stderr.startswith("Usage: postbus ")
+
     def test_no_command_is_a_usage_error_that_shows_the_help(self) -> None:
         finished = run()
 
@@ -41,7 +54,7 @@ class TestGroup:
             ("migrate",),
             ("publish",),
             ("worker",),
-            *(("dlq", n) for n in ("ls", "show", "retry", "purge")),
+            *(("dlq", n) for n in ("ls", "show", "retry", "resolve", "purge")),
         ],
     )
     def test_every_command_explains_itself_and_its_options(self, names: tuple[str, ...]) -> None:
@@ -55,6 +68,22 @@ class TestGroup:
         assert command.help
         assert all(
             option.opts[0] in result.output for option in command.params if isinstance(option, click.Option)
+        )
+
+    @pytest.mark.parametrize(
+        "names",
+        [("migrate",), ("publish",), *(("dlq", n) for n in ("ls", "show", "retry", "resolve", "purge"))],
+    )
+    def test_the_help_says_that_a_bus_is_a_file_or_on_a_server(self, names: tuple[str, ...]) -> None:
+        output = CliRunner().invoke(group, [*names, "--help"]).output
+
+        assert "postgresql://" in output
+        assert "events.db" in output
+        assert "The bus's file" not in output
+
+    def test_the_help_of_migrate_says_what_needs_no_url(self) -> None:
+        assert "Not needed with --sql" in " ".join(
+            CliRunner().invoke(group, ["migrate", "-h"]).output.split()
         )
 
     def test_main_can_be_called_more_than_once(self) -> None:
@@ -216,6 +245,27 @@ class TestUrl:
 
         assert main(["dlq", *command, "--url", str(path)]) == 1
         assert capsys.readouterr().err == f"Error: there is no file {path}; check --url\n"
+        assert not path.exists()
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ("publish", "a"),
+            ("dlq", "ls"),
+            ("dlq", "show", "x"),
+            ("dlq", "retry", "--all"),
+            ("dlq", "resolve", "x", "--by", "anna"),
+            ("dlq", "purge", "--older-than-days=1", "--yes"),
+        ],
+    )
+    def test_a_file_has_no_schema(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+    ) -> None:
+        """The refusal says what it is for, and no file is made."""
+        path = tmp_path / "events.db"
+
+        assert main([*command, "--url", str(path), "--schema", "postbus"]) == 2
+        assert "--schema is for PostgreSQL" in capsys.readouterr().err
         assert not path.exists()
 
     def test_a_file_that_is_no_database_is_one_line_and_left_as_it_is(

@@ -274,6 +274,34 @@ class TestRetry:
         assert capsys.readouterr().out == "retried 0 dead letters\nretried 1 dead letter\n"
         assert stored(database, "mail-1").status is EventStatus.DLQ
 
+    def test_all_of_one_event_type(
+        self, database: Path, dead_letter: DeadLetter, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """With a subscriber only those that are both."""
+        arguments = ["dlq", "retry", "--all", "--url", str(database), "--type"]
+
+        assert main([*arguments, "mail.nix"]) == 3
+        assert main([*arguments, "mail.queued", "--subscriber", "projection:mails"]) == 3
+        assert main([*arguments, "mail.sent"]) == 0
+        assert stored(database, "mail-1").status is EventStatus.DLQ
+        assert main([*arguments, "mail.queued"]) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "retried 0 dead letters",
+            "retried 0 dead letters",
+            "retried 1 dead letter",
+            "retried 3 dead letters",
+        ]
+
+    def test_a_type_needs_all(self, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["dlq", "retry", "mail-1", "--type", "mail.queued", "--url", str(database)]) == 2
+        assert "--type needs --all" in capsys.readouterr().err
+        assert dead_letter_count(database) == 3
+
+    def test_a_pattern_is_no_type(self, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["dlq", "retry", "--all", "--type", "mail.*", "--url", str(database)]) == 1
+        assert "which only patterns may" in capsys.readouterr().err
+        assert dead_letter_count(database) == 3
+
     def test_a_subscriber_needs_all(self, database: Path) -> None:
         assert main(["dlq", "retry", "mail-1", "--subscriber", "x", "--url", str(database)]) == 2
         assert dead_letter_count(database) == 3

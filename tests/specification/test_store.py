@@ -73,7 +73,7 @@ class TestDuties:
     @pytest.mark.parametrize("name", ["read_pending", "recover_events"])
     async def test_4_status_has_an_index(self, empty: Path, name: str) -> None:
         """What start asks for is found without reading what is finished."""
-        statement = load_queries("postbus.stores.sqlite", "queries.sql")[name].format(columns="id")
+        statement = load_queries("postbus.stores.sqlite", "queries.sql")[name].format(columns="id", types="")
         plan = " ".join(row[3] for row in query(empty, f"EXPLAIN QUERY PLAN {statement}", 0, 0))
 
         assert "idx_events_status (status=?" in plan

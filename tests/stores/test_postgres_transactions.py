@@ -26,6 +26,8 @@ from postbus.events import (
     SubscriberId,
 )
 from postbus.stores.postgres import checkpoints as checkpoints_module
+from postbus.stores.postgres import lent
+from postbus.stores.postgres import transactions as transactions_module
 from postbus.stores.postgres.checkpoints import PgCheckpoints
 from postbus.stores.postgres.pool import is_gone
 from tests.contracts.steps import MAIL, STOCK, sequence_of
@@ -434,11 +436,93 @@ class TestEndedTransactions:
         assert await no_transaction_is_open(transactions.session)
 
 
-async def _process_to_the_end(transactions: Transactions, handle: Handle) -> tuple[int, BaseException | None]:
+class TestSlowConstraints:
+    """Constraints that are checked last, and take their time."""
+
+    async def test_they_have_as_long_as_the_handler(
+        self, slow: Transactions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However long a statement of ours may take."""
+        monkeypatch.setattr(lent, "COMMAND_SECONDS", 1.0)
+
+        assert await slow.process(wait_later(0.4)) == BatchOutcome(5)
+        assert await slow.effects() == ["a", "b", "c", "d", "e"]
+
+    async def test_a_batch_that_takes_too_long_is_divided(self, slow: Transactions) -> None:
+        """Each of its events has the time of a handler."""
+        assert await _process_to_the_end(slow, wait_later(0.4), timeout=1.5) == (5, None)
+        assert len(slow.called) > 5
+        assert await slow.effects() == ["a", "b", "c", "d", "e"]
+
+    async def test_an_event_that_takes_too_long_has_failed(self, slow: Transactions) -> None:
+        """It is named, nothing of it is kept, and those before it count."""
+        done_count, error = await _process_to_the_end(slow, wait_later(60, only="c"), timeout=0.5)
+
+        assert (done_count, type(error)) == (2, TimeoutError)
+        assert "longer than 0.5 s" in str(error)
+        assert await slow.effects() == ["a", "b"]
+        assert await no_transaction_is_open(slow.session)
+        assert await slow.process(write, slow.events[2:]) == BatchOutcome(3)
+
+    async def test_they_have_what_the_handler_has_left(self, slow: Transactions) -> None:
+        """Both together take no longer than a handler may."""
+
+        async def handle(event: Event, connection: Any) -> None:
+            await wait_later(0.6)(event, connection)
+            await connection.execute("SELECT pg_sleep(0.6)")
+
+        outcome = await slow.process(handle, slow.events[:1], timeout=1.0)
+
+        assert (outcome.done_count, type(outcome.error)) == (0, TimeoutError)
+
+    async def test_a_network_that_is_silent_meanwhile_is_no_failure_of_the_handler(
+        self, slow: Transactions, postgres_dsn: str, postgres_proxy: Proxy
+    ) -> None:
+        """Nothing is said against its event."""
+
+        async def swallow(_: Any) -> None:
+            postgres_proxy.swallow()
+
+        async with open_checkpoints(postgres_proxy.through(postgres_dsn)) as slow.checkpoints:
+            with pytest.raises(StoreUnavailableError):
+                await slow.process(spoil("a", swallow), slow.events[:1], timeout=1.0)
+            postgres_proxy.resume()
+
+        assert await slow.effects() == []
+
+
+@pytest.fixture
+async def slow(transactions: Transactions, monkeypatch: pytest.MonkeyPatch) -> Transactions:
+    """With a table whose constraint takes as long as each row says."""
+    monkeypatch.setattr(transactions_module, "_LEAST_SECONDS", 0.1)
+    await transactions.session.execute(
+        "CREATE TABLE public.slow (seconds float); "
+        "CREATE FUNCTION public.take_long() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_sleep(NEW.seconds); RETURN NULL; END $$; "
+        "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON public.slow DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION public.take_long()"
+    )
+    return transactions
+
+
+def wait_later(seconds: float, only: str | None = None) -> Handle:
+    """A handler that writes, and whose constraint takes so long."""
+
+    async def handle(event: Event, connection: Any) -> None:
+        await write(event, connection)
+        if only in (None, event.id):
+            await connection.execute("INSERT INTO slow VALUES ($1)", seconds)
+
+    return handle
+
+
+async def _process_to_the_end(
+    transactions: Transactions, handle: Handle, *, timeout: float = _LONG
+) -> tuple[int, BaseException | None]:
     """Process batch after batch as a subscriber does, until an event fails; how many did not."""
     done_count = 0
     while done_count < len(transactions.events):
-        outcome = await transactions.process(handle, transactions.events[done_count:])
+        outcome = await transactions.process(handle, transactions.events[done_count:], timeout=timeout)
         done_count += outcome.done_count
         if outcome.error is not None:
             return done_count, outcome.error

@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from postbus.errors import StoreBusyError
 from postbus.stores.sqlite import SQLiteStore
 from tests.contracts.steps import add, make_draft
 
@@ -62,6 +64,31 @@ async def test_a_close_that_is_cancelled_goes_on_and_the_next_one_waits_for_it(
 
     assert closing.cancelled()
     assert (was_done, was_held, is_held) == (False, True, False)
+
+
+async def test_a_close_waits_only_once_for_whoever_holds_the_file(tmp_path: Path) -> None:
+    """Not with each commit that is still to come: there is one more after the last job."""
+    durations = []
+    for count in range(3):
+        path = tmp_path / f"{count}.db"
+        store = SQLiteStore(path)
+        await store.open()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as stranger:
+            stranger.execute("BEGIN IMMEDIATE")
+            writing = asyncio.ensure_future(store.write(_nothing))
+            await asyncio.sleep(0)
+            began_at = time.monotonic()
+            await store.close()
+            durations.append(time.monotonic() - began_at)
+        with pytest.raises(StoreBusyError):
+            await writing
+
+    # A second is SQLite's own patience.
+    assert min(durations) < 1.7
+
+
+def _nothing(_: sqlite3.Connection) -> None:
+    """Write nothing, within a transaction."""
 
 
 def _count_open_files() -> int:

@@ -1,7 +1,6 @@
 """Errors in the middle of a commit: the publisher hears of them, and nothing is acknowledged after them."""
 
 import asyncio
-import functools
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -12,12 +11,13 @@ import pytest
 from postbus.clock import SystemClock
 from postbus.errors import StoreError
 from postbus.events import GlobalSequence
+from postbus.stores.lent_connection import LendableConnection
 from postbus.stores.sqlite import SQLiteStore
 from tests.contracts.steps import add, make_draft
 from tests.stores.test_sqlite_groups import in_one_group
 
 
-class FailingConnection(sqlite3.Connection):
+class FailingConnection(LendableConnection):
     """SQLite on a disk that fails, for statements that begin like one of these."""
 
     failing: ClassVar[set[str]] = set()
@@ -35,7 +35,7 @@ class FailingConnection(sqlite3.Connection):
 
 @pytest.fixture
 async def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SQLiteStore]:
-    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=FailingConnection))
+    monkeypatch.setattr("postbus.stores.sqlite.connection.LendableConnection", FailingConnection)
     monkeypatch.setattr(FailingConnection, "failing", set())
     monkeypatch.setattr(FailingConnection, "seen", [])
     async with SQLiteStore(tmp_path / "events.db") as store:

@@ -1,11 +1,12 @@
 """Jobs that share a commit: what is wrong with one of them is nobody else's business."""
 
 import asyncio
+import math
 import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from postbus.errors import DuplicateEventIdError, StoreError, WrongExpectedVersi
 from postbus.events import Draft, Event, EventStatus, GlobalSequence, NewEvent, Progress
 from postbus.stores.sqlite import SQLiteStore
 from tests.contracts.steps import BEGINNING, MAIL, add, append, make_draft
+
+# As many publishers as make a large group.
+_MANY = 16
 
 
 @pytest.fixture
@@ -203,6 +207,134 @@ async def test_finished_events_are_marked_done_while_publishers_keep_the_writer_
         await ended.wait()
 
 
+async def _add_with_finished(store: SQLiteStore, *finished: int, first_id: str = "new-0") -> list[Any]:
+    """As many calls as make a large group, while these numbers wait to be marked done; what each got."""
+    async with one_group(store):
+        calls = [add(store, make_draft(id=first_id))]
+        calls += [add(store, make_draft(id=f"new-{n}")) for n in range(1, _MANY)]
+        waiting = asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.sleep(0)
+        # Neither before, when the call that holds the writer would take them along, nor by a later flush.
+        store.writer._finished.extend(GlobalSequence(number) for number in finished)
+    return await waiting
+
+
+async def _statuses(store: SQLiteStore) -> list[str]:
+    return [event.status.value for event in await store.read_all(limit=1_000)]
+
+
+async def test_a_large_group_marks_what_was_finished_in_its_own_statement(
+    store: SQLiteStore, tmp_path: Path
+) -> None:
+    """In the same commit: others see both or neither. What is back in pending stays there."""
+    await add(store, *[make_draft(id=f"event-{n}") for n in range(5)])
+    await store.queue.release([GlobalSequence(3)])
+    statements: list[str] = []
+    await store.write(lambda connection: connection.set_trace_callback(statements.append))
+    numbers = await _add_with_finished(store, 2, 4, 3)
+    # Told of once for itself, and once for each call of a trigger.
+    written = {line for line in statements if line.startswith(("INSERT", "UPDATE"))}
+
+    assert numbers == [[n] for n in range(6, 6 + _MANY)]
+    assert len(written) == 1
+    async with SQLiteStore(tmp_path / "events.db") as other:
+        expected = ["processing", "done", "pending", "done", "processing", *["processing"] * _MANY]
+        assert await _statuses(other) == expected
+    assert not store.writer._finished
+
+
+async def test_what_is_no_range_is_marked_after_a_large_group(store: SQLiteStore) -> None:
+    """Nothing between the finished is marked."""
+    await add(store, *[make_draft(id=f"event-{n}") for n in range(5)])
+    await _add_with_finished(store, 1, 3, 4)
+    await store.writer.flush()
+
+    assert await _statuses(store) == ["done", "processing", "done", "done", *["processing"] * (_MANY + 1)]
+
+
+async def test_more_than_a_large_group_could_bear_is_marked_after_it(store: SQLiteStore) -> None:
+    """Its publishers do not wait for it."""
+    count = 2 * _MANY + 1
+    await add(store, *[make_draft(id=f"event-{n}") for n in range(count)])
+    statements: list[str] = []
+    await store.write(lambda connection: connection.set_trace_callback(statements.append))
+    await _add_with_finished(store, *range(1, count + 1))
+    await store.writer.flush()
+
+    assert [line for line in statements if line.startswith("UPDATE events SET status = 'done'")]
+    assert await _statuses(store) == ["done"] * count + ["processing"] * _MANY
+
+
+async def test_nobody_elses_trigger_is_called_for_what_was_finished(store: SQLiteStore) -> None:
+    """An audit of all that is inserted, say: it has every event once."""
+    await add(store, *[make_draft(id=f"event-{n}") for n in range(3)])
+    for statement in (
+        "CREATE TABLE audit (id TEXT)",
+        "CREATE TRIGGER audited BEFORE INSERT ON EVENTS BEGIN INSERT INTO audit VALUES (new.id); END",
+    ):
+        await store.write(lambda connection, statement=statement: connection.execute(statement))  # type: ignore[misc]
+    await _add_with_finished(store, 1, 2, 3)
+    await store.writer.flush()
+    audited = await store.write(lambda connection: connection.execute("SELECT id FROM audit").fetchall())
+
+    assert [row[0] for row in audited] == [f"new-{n}" for n in range(_MANY)]
+    assert await _statuses(store) == ["done"] * 3 + ["processing"] * _MANY
+
+
+async def test_a_large_group_goes_on_after_the_numbers_of_another_process(
+    store: SQLiteStore, tmp_path: Path
+) -> None:
+    """And what was finished is marked all the same, however much it is."""
+    assert store._commit is not None
+    # Not by a statement of their own.
+    store._commit.finished_at = math.inf
+    await add(store, *[make_draft(id=f"event-{n}") for n in range(_MANY)])
+    numbers: list[int | None] = []
+    store.writer._finished.extend(map(GlobalSequence, range(1, _MANY + 1)))
+    # At once, before the writer looks what others have written.
+    with closing(sqlite3.connect(tmp_path / "events.db", isolation_level=None)) as other:
+        other.execute(
+            "INSERT INTO events (id, type, payload, status, created_at, updated_at) "
+            "SELECT 'other', type, payload, 'done', created_at, updated_at FROM events LIMIT 1"
+        )
+    for _ in range(_MANY):
+        store.queue.add((make_draft(),), lambda sequences, *_: numbers.extend(sequences))
+    async with asyncio.timeout(30):
+        while len(numbers) < _MANY:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    await store.writer.flush()
+
+    assert numbers == [n + _MANY + 2 for n in range(_MANY)]
+    assert await _statuses(store) == [*["done"] * (_MANY + 1), *["processing"] * _MANY]
+
+
+async def test_what_was_finished_outlives_a_large_group_that_is_refused(store: SQLiteStore) -> None:
+    """One of its ids is taken: the others are stored, and no mark is lost."""
+    await add(store, *[make_draft(id=f"event-{n}") for n in range(3)])
+    numbers = await _add_with_finished(store, 1, 2, first_id="event-2")
+    await store.writer.flush()
+
+    assert isinstance(numbers[0], DuplicateEventIdError)
+    assert numbers[1:] == [[n] for n in range(4, 3 + _MANY)]
+    assert await _statuses(store) == ["done", "done", *["processing"] * _MANY]
+
+
+async def test_a_large_group_overwrites_nothing_where_numbers_were_set_back(tmp_path: Path) -> None:
+    """By somebody who has restored SQLite's own table: it is refused, as a small one is."""
+    async with SQLiteStore(tmp_path / "events.db") as store:
+        await add(store, *[make_draft(id=f"event-{n}") for n in range(40)])
+        sql = "UPDATE sqlite_sequence SET seq = 10 WHERE name = 'events'"
+        await store.write(lambda connection: connection.execute(sql))
+    async with SQLiteStore(tmp_path / "events.db") as store:
+        refused = await _add_with_finished(store, 1, 2)
+        await store.writer.flush()
+
+        assert all(isinstance(error, StoreError) for error in refused)
+        sql = "SELECT id, status FROM events ORDER BY global_sequence"
+        rows = await store.write(lambda connection: connection.execute(sql).fetchall())
+    assert rows == [(f"event-{n}", "done" if n < 2 else "processing") for n in range(40)]
+
+
 async def test_a_commit_that_fails_has_given_out_no_number(store: SQLiteStore, tmp_path: Path) -> None:
     """Whatever is committed after it: a subscriber that begins now would miss what comes under it."""
     for statement in (
@@ -215,7 +347,7 @@ async def test_a_commit_that_fails_has_given_out_no_number(store: SQLiteStore, t
     assert store._commit is not None
     store._commit.connection.execute("PRAGMA foreign_keys = ON")
     (number,) = await add(store, make_draft(id="first"))
-    while time.monotonic() - store.writer._finished_at < 0.02:  # noqa: ASYNC110
+    while time.monotonic() - store._commit.finished_at < 0.02:  # noqa: ASYNC110
         await asyncio.sleep(0)
     # So that it is marked right after what comes next, and alone.
     store.queue.finish(GlobalSequence(number or 0))

@@ -7,19 +7,22 @@ so any number of them takes no more memory than a batch.
 
 import asyncio
 import contextvars
+import functools
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from postbus.delivery.couriers import Couriers
 from postbus.delivery.dispatcher import Dispatcher
 from postbus.delivery.interrupted import INTERRUPTED, INTERRUPTED_AMONG_OTHERS
+from postbus.delivery.places import Places
 from postbus.delivery.subscriptions import Subscriptions
 from postbus.delivery.turns import Turn
 from postbus.errors import StoreError
 from postbus.events import Event, EventStatus, GlobalSequence, SubscriptionRow
+from postbus.policy.departures import Departures
 from postbus.policy.patterns import matches
 from postbus.policy.retry import is_exhausted
 from postbus.ports import Backlog, Clock, DispatchLock, SubscriptionTable
@@ -27,11 +30,15 @@ from postbus.ports import Backlog, Clock, DispatchLock, SubscriptionTable
 logger = logging.getLogger("postbus")
 
 _BATCH_SIZE = 256
-# So many events may be begun and wait out a back-off or an open circuit breaker beside the lane.
+# So many events of the same handlers may wait out a back-off or an open circuit breaker beside the lane.
 _MOST_BEGUN = 1_000
-# With more events than this that no handler matches, the whole backlog is read at most once a second.
-_MANY_UNHANDLED = 1_000
-_SECONDS_BETWEEN_READS = 1.0
+# With more events than this that no handler matches, what was looked through is not read again each time.
+_MANY_UNHANDLED = 100
+# Whoever looks back leaves out so many of their types; those with ids inside must not fill the memory.
+_MOST_UNHANDLED_TYPES = 500
+# How often it is asked whether to look back; at most this share of the time goes into looking back.
+_SECONDS_BETWEEN_CHECKS = 0.2
+_SHARE_OF_LOOKING_BACK = 0.1
 _SECONDS_AFTER_ERROR = 1.0
 
 
@@ -59,10 +66,14 @@ class BacklogLane:
         self._wake_up = asyncio.Event()
         self._at_rest = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._places = asyncio.Semaphore(_MOST_BEGUN)
-        self._unhandled_count = 0
+        self._places = Places(_MOST_BEGUN, self._look_at_all)
+        # What was passed unwanted may be wanted now: always so until an owner has read with its handlers.
+        self._is_all_unread = True
         self._seen_up_to = GlobalSequence(0)
-        self._read_all_at = 0.0
+        self._unhandled_count = 0
+        self._unhandled_types: set[str] = set()
+        self._departures = Departures()
+        self._check_at = 0.0
         self._alarm: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -70,15 +81,21 @@ class BacklogLane:
 
         A process without handlers does not stay the owner: it leaves that to one that has some.
         """
-        if not await self._try_to_own() and self._subscriptions.is_empty and self._lock.try_acquire():
-            await self._recover()
+        if not await self._try_to_own() and self._subscriptions.is_empty:
+            if self._lock.try_acquire():
+                await self._recover()
             self._lock.release()
         self._backlog.watch(self.wake)
+        # Whoever was cancelled while the bus was starting may have come so far already.
+        if self._task is None:
+            self._begin()
+        self.wake()
+
+    def _begin(self) -> None:
         # Without the context of whoever happens to start the bus: handlers run in it.
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name="postbus backlog", context=contextvars.Context()
         )
-        self.wake()
 
     def wake(self) -> None:
         """Something may be pending: look again."""
@@ -87,9 +104,8 @@ class BacklogLane:
 
     def wake_for_new_handler(self) -> None:
         """What was left because no handler matched may be wanted now."""
-        self._unhandled_count = 0
         self.is_owner_known = self.is_owner
-        self.wake()
+        self._look_at_all()
 
     @property
     def is_at_rest(self) -> bool:
@@ -98,13 +114,14 @@ class BacklogLane:
 
     async def cut_off(self) -> None:
         """End the lane in the middle of an attempt; after a second it is left behind."""
-        if self._task is not None and self._task is not asyncio.current_task():
+        self._is_stopping = True
+        if self._task is not None and not self._task.done() and self._task is not asyncio.current_task():
             self._task.cancel()
             await asyncio.wait([self._task], timeout=1.0)
 
     async def wait_until_stopped(self) -> None:
         """Return when the event that the lane is at has had its attempt."""
-        if self._task is not None:
+        if self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
 
     async def wait_until_at_rest(self) -> None:
@@ -140,8 +157,21 @@ class BacklogLane:
                 await self._look()
                 if not self._wake_up.is_set():
                     self._at_rest.set()
+        except asyncio.CancelledError:
+            if not self._is_stopping:
+                # A program that cancels all tasks, say: others go on publishing. Not if its loop has ended.
+                logger.warning("the task of the backlog was cancelled from outside; it starts again")
+                asyncio.get_running_loop().call_later(_SECONDS_AFTER_ERROR, self._begin_again)
+            raise
         finally:
-            self._at_rest.set()
+            if self._is_stopping:
+                self._at_rest.set()
+
+    def _begin_again(self) -> None:
+        if not self._is_stopping:
+            self._is_all_unread = True
+            self._begin()
+            self.wake()
 
     async def _look(self) -> None:
         try:
@@ -149,6 +179,9 @@ class BacklogLane:
                 await self._write_subscriptions()
                 await self._deliver_pending()
                 self._step_down_without_handlers()
+            elif self._subscriptions.is_empty:
+                # Nor does a process become the owner any more that has waited for it while it had some.
+                self._lock.release()
         except StoreError as error:
             # The store may be full or locked; nothing is lost by trying again.
             logger.error("can't work off the backlog, trying again: %s", error)
@@ -198,37 +231,83 @@ class BacklogLane:
             logger.info("recovered %d events that an ended process left in processing", recovered)
 
     async def _deliver_pending(self) -> None:
-        after = GlobalSequence(0)
-        seconds_left = self._read_all_at - self._clock.monotonic()
-        if self._unhandled_count > _MANY_UNHANDLED and seconds_left > 0:
-            after = self._seen_up_to
-            self._wake_later(seconds_left)
+        if self._is_all_unread or self._unhandled_count <= _MANY_UNHANDLED:
+            self._is_all_unread = False
+            self._seen_up_to = GlobalSequence(0)
+            self._unhandled_count, self._unhandled_types = 0, set()
+            self._departures = Departures()
         else:
-            self._unhandled_count = 0
-            self._read_all_at = self._clock.monotonic() + _SECONDS_BETWEEN_READS
-        while not self._is_stopping and (batch := await self._backlog.pending(after, _BATCH_SIZE)):
+            await self._look_back_if_due()
+        while batch := await self._read(self._seen_up_to):
+            await self._deliver_batch(batch)
+            self._seen_up_to = _sequence(batch[-1])
+
+    async def _read(self, after: GlobalSequence, without: Collection[str] = ()) -> list[Event]:
+        """The next events to look at; none if a new handler may want earlier ones, which come first."""
+        batch = [] if self._is_stopping else await self._backlog.pending(after, _BATCH_SIZE, without)
+        return [] if self._is_all_unread else batch
+
+    async def _look_back_if_due(self) -> None:
+        """Look for what was set back among the many that nobody wants, if there may be any."""
+        seconds_left = self._check_at - self._clock.monotonic()
+        if seconds_left > 0:
+            self._wake_later(seconds_left)
+            return
+        was_idle, made_count = self._dispatcher.is_idle, self._made_count()
+        present_count = await self._backlog.dead_letter_count()
+        is_certain = was_idle and self._dispatcher.is_idle and made_count == self._made_count()
+        started_at = self._clock.monotonic()
+        if self._departures.are_new(made_count, present_count):
+            await self._look_back()
+            self._departures.see(made_count, present_count)
+        elif is_certain:
+            # There may be more than were made here: some people write SQL.
+            self._departures.see(made_count, present_count)
+        now = self._clock.monotonic()
+        self._check_at = now + max(_SECONDS_BETWEEN_CHECKS, (now - started_at) / _SHARE_OF_LOOKING_BACK)
+        if not is_certain:
+            # A burial under way may have hidden something.
+            self._wake_later(self._check_at - now)
+
+    def _made_count(self) -> int:
+        counters = self._dispatcher.counters.snapshot().values()
+        return sum(each.dead_letter_count for each in counters)
+
+    async def _look_back(self) -> None:
+        after = GlobalSequence(0)
+        while after < self._seen_up_to and (batch := await self._read(after, self._unhandled_types)):
             after = _sequence(batch[-1])
             await self._deliver_batch(batch)
-        self._seen_up_to = max(self._seen_up_to, after)
 
     def _wake_later(self, seconds: float) -> None:
-        """Look through everything once more when it is time: a retried event may be among the many."""
+        """Look once more when it is time: a retried event may be among those that were passed."""
         if self._alarm is None or self._alarm.done():
             self._alarm = asyncio.get_running_loop().create_task(self._sleep_and_wake(seconds))
 
     async def _sleep_and_wake(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
+        # Whatever is left of it by the clock: a moment too small to sleep for would never pass.
+        self._check_at = 0.0
         self.wake()
 
     async def _deliver_batch(self, batch: Sequence[Event]) -> None:
-        handled = [event for event in batch if self._subscriptions.route(event.type).subscriptions]
-        self._unhandled_count += len(batch) - len(handled)
+        handled = []
+        for event in batch:
+            if self._subscriptions.route(event.type).subscriptions:
+                handled.append(event)
+            else:
+                self._note_unhandled(event.type)
         for is_alone, events in itertools.groupby(handled, self._must_be_alone):
             if is_alone:
                 for event in events:
                     await self._deliver_in_order([event])
             else:
                 await self._deliver_in_order(list(events))
+
+    def _note_unhandled(self, event_type: str) -> None:
+        self._unhandled_count += 1
+        if len(self._unhandled_types) < _MOST_UNHANDLED_TYPES:
+            self._unhandled_types.add(event_type)
 
     def _must_be_alone(self, event: Event) -> bool:
         """Whether one more crash would bury it.
@@ -239,11 +318,13 @@ class BacklogLane:
         return is_exhausted(self._subscriptions.route(event.type).retry, event.retry_count + 1)
 
     async def _deliver_in_order(self, events: Sequence[Event]) -> None:
-        claimed = await self._backlog.claim([_sequence(event) for event in events])
-        mine = [_as_processing(event) for event in events if event.global_sequence in claimed]
-        turns = [Turn(self._dispatcher, event, self._places.release) for event in mine]
+        claimed = await self._claim(events)
+        mine = [_as_processing(event) for event, _ in claimed]
+        turns = [
+            Turn(self._dispatcher, event, functools.partial(self._places.give_back, handlers))
+            for event, (_, handlers) in zip(mine, claimed, strict=True)
+        ]
         for index, (event, turn) in enumerate(zip(mine, turns, strict=True)):
-            await self._places.acquire()
             if self._is_stopping:
                 await self._dispatcher.give_back(mine[index:])
                 return
@@ -251,6 +332,28 @@ class BacklogLane:
                 turn.go_beside(self._couriers, contextvars.Context())
             else:
                 await turn.go(self._couriers, contextvars.Context())
+
+    async def _claim(self, events: Sequence[Event]) -> list[tuple[Event, tuple[str, ...]]]:
+        """Those for which there is a place, and which are ours now; with their handlers."""
+        routed = [(event, self._handlers_of(event)) for event in events]
+        placed = [(event, handlers) for event, handlers in routed if self._places.take(handlers)]
+        claimed: set[GlobalSequence] = set()
+        try:
+            if placed:
+                claimed = await self._backlog.claim([_sequence(event) for event, _ in placed])
+        finally:
+            for event, handlers in placed:
+                if event.global_sequence not in claimed:
+                    self._places.give_back(handlers)
+        return [each for each in placed if each[0].global_sequence in claimed]
+
+    def _handlers_of(self, event: Event) -> tuple[str, ...]:
+        return tuple(each.id for each in self._subscriptions.route(event.type).subscriptions)
+
+    def _look_at_all(self) -> None:
+        """Earlier events may come now."""
+        self._is_all_unread = True
+        self.wake()
 
     def _has_to_wait(self, event: Event) -> bool:
         route = self._subscriptions.route(event.type)

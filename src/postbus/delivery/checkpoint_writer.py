@@ -113,6 +113,11 @@ class CheckpointWriter:
         return self._advance.head
 
     @property
+    def missing(self) -> tuple[Gap, ...]:
+        """The open gaps below the head."""
+        return self._advance.position.open
+
+    @property
     def has_processed(self) -> bool:
         """Whether any event was ever processed."""
         self._note_stretch()
@@ -201,7 +206,7 @@ class CheckpointWriter:
         if self._part is not None and self._advance.head == self._written.head < up_to:
             self._skipped_at = self._clock.monotonic()
         self._advance.pass_over(passed)
-        if self._advance.end_page(up_to, settled):
+        if self._advance.end_page(up_to, settled) or passed:
             # A checkpoint that a gap held up is to move on as if the last number had been an event.
             self._note_one()
 

@@ -10,7 +10,7 @@ from postbus.delivery.service import Service
 from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.subscriber_loop import SubscriberLoop
 from postbus.errors import StoreError, WaitsForItselfError
-from postbus.events import GlobalSequence
+from postbus.events import Gap, GlobalSequence
 from postbus.ports import Store
 
 
@@ -29,12 +29,17 @@ class CompetingService:
 
     @property
     def state(self) -> str:
-        """starting, catching_up, live, paused, stopped or failed; the workers of all instances are active."""
+        """starting, catching_up, live, standby, paused, stopped or failed.
+
+        The workers of all instances are active: they stand by only for those that run it in parts.
+        """
         is_worker_gone = self._worker.is_stopped or (self._is_stopping and not self._is_begun)
         if is_worker_gone and self._feeder.state == "stopped":
             return "stopped"
         if self.reason is not None:
             return "failed"
+        if self._feeder.stands_by_for_layout:
+            return "standby"
         if self._is_paused:
             return "paused"
         if not self._worker.is_ready or self._feeder.state == "starting":
@@ -60,6 +65,10 @@ class CompetingService:
     def has_written(self, sequence: GlobalSequence) -> bool:
         """Whether the pool has processed everything up to there, as far as this instance knows."""
         return self._progress.has_processed(sequence)
+
+    def missing(self, *, here: bool = False) -> tuple[Gap, ...]:  # noqa: ARG002
+        """Numbers that were not there when the log was read, in whichever instance, and may be by now."""
+        return self._progress.missing
 
     def want_written(self, target: GlobalSequence) -> None:
         """Somebody waits for *target*: write what was processed, and ask how far the others are."""
@@ -179,9 +188,10 @@ class CompetingService:
         return Worker(self.subscriber, self._workplace, self._note_work, concurrency=concurrency)
 
     def _make_progress(self) -> PoolProgress:
+        assert self._store.layouts is not None, "where there is an outbox, subscribers can be split"
         return PoolProgress(
             self.subscriber.id,
-            self._store.checkpoints,
+            self._store.layouts,
             self._workplace.outbox,
             self._worker.patience,
             self._workplace.clock,

@@ -23,6 +23,8 @@ logger = logging.getLogger("postbus")
 
 # How we ask a store again that could not record what happened.
 _STORE_RETRY = RetryPolicy(base_delay=0.1, max_delay=5.0)
+# How long everything in flight may take to be put back at the end: recovery does it as well.
+_SECONDS_TO_GIVE_BACK = 1.0
 
 
 class Follower(Protocol):
@@ -96,16 +98,31 @@ class Dispatcher:
         return await self._give_back([_sequence(each) for each in (event, *follower.behind(event))])
 
     async def give_back_all(self) -> int:
-        """Put whatever is still in flight back to pending; how many events."""
-        return await self._give_back(list(self._in_flight))
+        """Put whatever is still in flight back to pending; how many events. Nothing is in flight then.
+
+        A StoreError tells of how many the store could not take that within a second.
+        """
+        left = list(self._in_flight)
+        try:
+            # Cancelled, it is written all the same if that can be done before the store is closed.
+            async with asyncio.timeout(_SECONDS_TO_GIVE_BACK):
+                return await self._give_back(left)
+        except TimeoutError as error:
+            raise _not_given_back(left, f"no answer within {_SECONDS_TO_GIVE_BACK:g} s") from error
+        except StoreError as error:
+            raise _not_given_back(left, error) from error
+        finally:
+            self._settle_all(left)
 
     async def _give_back(self, left: Sequence[GlobalSequence]) -> int:
         try:
             if left:
                 await self._queue.release(left)
-        finally:
-            for sequence in left:
-                self._settle(sequence)
+        except StoreError:
+            self._settle_all(left)
+            raise
+        # Cut off meanwhile, they stay: whoever gives back all does so with them, or tells of them.
+        self._settle_all(left)
         return len(left)
 
     def begin(self, event: Event) -> "Coroutine[Any, Any, Retry | None] | None":
@@ -236,6 +253,10 @@ class Dispatcher:
                 logger.error("can't record the outcome of an attempt, trying again: %s", error)
                 await self._clock.sleep(retry_delay(_STORE_RETRY, failure_count, self._noise()))
 
+    def _settle_all(self, sequences: Sequence[GlobalSequence]) -> None:
+        for sequence in sequences:
+            self._settle(sequence)
+
     def _settle(self, sequence: GlobalSequence) -> None:
         follower = self._in_flight.pop(sequence, None)
         if follower is not None:
@@ -270,6 +291,13 @@ def _sequence(event: Event) -> GlobalSequence:
     sequence = event.global_sequence
     assert sequence is not None, "only stored events are dispatched"
     return sequence
+
+
+def _not_given_back(left: Sequence[GlobalSequence], reason: object) -> StoreError:
+    return StoreError(
+        f"{len(left)} events were still in flight and could not be put back to pending ({reason}); unless "
+        "that is done when the file is closed, the next start recovers them and counts an attempt for each"
+    )
 
 
 def _log_failure(event: Event, failure: Failure, attempt: int, max_attempts: int, delay: float) -> None:

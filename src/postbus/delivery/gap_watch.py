@@ -6,7 +6,8 @@ import math
 from postbus.config import ReliableDeliveryConfig
 from postbus.delivery.catch_up import CatchUp
 from postbus.delivery.checkpoint_writer import CheckpointWriter
-from postbus.events import Gap, OpenWriter, SubscriberId
+from postbus.delivery.deliveries import numbers_of
+from postbus.events import Gap, LogPosition, OpenWriter, SubscriberId
 from postbus.policy.gaps import GapTimer, SubscriberState
 from postbus.ports import Clock, Store, WantedEvents
 
@@ -41,30 +42,39 @@ class GapWatch:
         self._tells = wanted is None or wanted.part is None or wanted.part.index == 0
         self._told_up_to = 0
         # Asked after every look at the log, and now and then besides.
-        self._is_looking = False
+        self._is_telling = False
         self._looked_for_late_at = -math.inf
+        self._looked_into_up_to = 0
+        self.is_due = False
+        """Whether to look before all that is in the log is delivered: there may be a gap to be given up."""
 
     async def look(self) -> bool:
-        """Whether there is a gap to be looked into again. StoreError."""
-        if not self._is_looking:
-            self._is_looking = True
-            try:
-                await self._look()
-            finally:
-                self._is_looking = False
-        return self._waiting_state().is_waiting_for_gap
+        """Tell of gaps or give them up; whether there is one to be looked into again. StoreError.
 
-    async def _look(self) -> None:
+        To be asked only while no page of the log is at hand: it may have what would be given up.
+        """
         if self._gives_up:
             await self._bury_late()
-        state = self._waiting_state()
-        now = self._clock.monotonic()
+            await self._give_up_what_is_missing()
+        else:
+            await self._tell()
+        return self._waiting_state().is_waiting_for_gap
+
+    async def watch(self) -> None:
+        """Tell of gaps, also while handlers are at work: nothing is given up. StoreError."""
+        if not self._gives_up:
+            await self._tell()
+            return
+        await self._bury_late()
+        overdue = self._find_overdue()
+        # Once for each gap: asked more often than a page can be read, nothing would be delivered.
+        if overdue and overdue[-1].last > self._looked_into_up_to:
+            self.is_due = True
+
+    def _find_overdue(self) -> tuple[Gap, ...]:
+        state, now = self._waiting_state(), self._clock.monotonic()
         self._timer.note(state, now)
-        overdue = self._timer.overdue(state, now)
-        if overdue and self._gives_up:
-            self._give_up(overdue)
-        elif overdue and self._tells:
-            await self._tell(overdue)
+        return self._timer.overdue(state, now)
 
     def _waiting_state(self) -> SubscriberState:
         state, blocked_by = self._writer.state, self._catch_up.blocked_by
@@ -72,6 +82,19 @@ class GapWatch:
         if blocked_by and blocked_by[0].first == state.head + 1:
             state.pass_to(blocked_by[0].last + 1, blocked_by[:1])
         return state
+
+    async def _give_up_what_is_missing(self) -> None:
+        self.is_due = False
+        overdue = self._find_overdue()
+        if not overdue:
+            return
+        self._looked_into_up_to = overdue[-1].last
+        # The last page may be older than the moment at which they became overdue, by as much time as handlers
+        # have taken for it. What has come meanwhile, and what is above it, is left to the next page.
+        after = LogPosition(self._waiting_state().head, overdue)
+        found = numbers_of((await self._store.log.read(after, 1, self._wanted)).events)
+        if missing := _below(overdue, found[0]) if found else overdue:
+            self._give_up(missing)
 
     def _give_up(self, gaps: tuple[Gap, ...]) -> None:
         logger.warning(
@@ -83,11 +106,19 @@ class GapWatch:
         )
         self._writer.give_up(gaps)
 
-    async def _tell(self, gaps: tuple[Gap, ...]) -> None:
+    async def _tell(self) -> None:
         """Once for each gap."""
-        news = tuple(gap for gap in gaps if gap.last > self._told_up_to)
-        if not news:
+        overdue = self._find_overdue()
+        news = tuple(gap for gap in overdue if gap.last > self._told_up_to)
+        if not news or not self._tells or self._is_telling:
             return
+        self._is_telling = True
+        try:
+            await self._tell_of(news)
+        finally:
+            self._is_telling = False
+
+    async def _tell_of(self, news: tuple[Gap, ...]) -> None:
         writers = await self._store.log.open_writers()
         self._told_up_to = news[-1].last
         logger.warning(
@@ -115,6 +146,10 @@ class GapWatch:
                 event.global_sequence,
                 extra={"event_id": event.id, "subscriber_id": self._subscriber_id},
             )
+
+
+def _below(gaps: tuple[Gap, ...], number: int) -> tuple[Gap, ...]:
+    return tuple(Gap(gap.first, min(gap.last, number - 1)) for gap in gaps if gap.first < number)
 
 
 def _names(gaps: tuple[Gap, ...]) -> str:

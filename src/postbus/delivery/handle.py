@@ -1,10 +1,11 @@
 """SubscriptionHandle: what a durable subscriber is doing, and a word with it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Literal, cast
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Literal, cast
 
 from postbus.config import check_number
+from postbus.delivery.filled_gaps import find_filled
 from postbus.delivery.service import Service
 from postbus.errors import SubscriptionStoppedError
 from postbus.events import GlobalSequence
@@ -73,10 +74,27 @@ class SubscriptionHandle:
         """
         self._service.check_waits_not_for_itself()
         target = GlobalSequence(check_sequence(global_sequence))
+        await self._within(timeout, target, self._reach)
+
+    async def caught_up(self, timeout: float | None = None) -> None:
+        """Return when everything that is in the log now is processed and written. As wait_for()."""
+        if self.state == "stopped":
+            # With the bus its log is closed.
+            raise SubscriptionStoppedError(self.id)
+        await self._start_on_first_use()
+        self._service.check_waits_not_for_itself()
+        await self._within(timeout, await self._log.head(), self._catch_up)
+
+    async def _within(
+        self,
+        timeout: float | None,
+        target: GlobalSequence,
+        get_to: Callable[[GlobalSequence], Coroutine[Any, Any, None]],
+    ) -> None:
         if timeout is not None:
             check_number("timeout", timeout, at_least=0.0)
         await self._start_on_first_use()
-        waiting = asyncio.ensure_future(self._reach(target))
+        waiting = asyncio.ensure_future(get_to(target))
         limit = None
         if timeout is not None:
             limit = asyncio.ensure_future(self._clock.until(self._clock.monotonic() + timeout))
@@ -95,14 +113,6 @@ class SubscriptionHandle:
             if limit is not None:
                 limit.cancel()
 
-    async def caught_up(self, timeout: float | None = None) -> None:
-        """Return when everything that is in the log now is processed and written. As wait_for()."""
-        if self.state == "stopped":
-            # With the bus its log is closed.
-            raise SubscriptionStoppedError(self.id)
-        await self._start_on_first_use()
-        await self.wait_for(await self._log.head(), timeout)
-
     async def _start_on_first_use(self) -> None:
         if not self._service.is_begun and self.state != "stopped":
             await self._start()
@@ -113,3 +123,14 @@ class SubscriptionHandle:
                 raise SubscriptionStoppedError(self.id)
             self._service.want_written(target)
             await self._service.wait_for_change()
+
+    async def _catch_up(self, head: GlobalSequence) -> None:
+        await self._reach(head)
+        while left := [
+            number
+            for number in await find_filled(self._log, self._service, head)
+            if not self._service.has_written(number)
+        ]:
+            self._service.wake()
+            for number in left:
+                await self._reach(number)

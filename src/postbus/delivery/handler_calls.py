@@ -7,7 +7,7 @@ from postbus.delivery.attempts import describe_error
 from postbus.delivery.deliveries import LeftBehindError, describe_timeout
 from postbus.delivery.failures import Failed
 from postbus.delivery.handler_watch import HandlerWatch
-from postbus.delivery.patience import Patience, StoppedError, is_infrastructure
+from postbus.delivery.patience import Patience, StoppedError, is_outage
 from postbus.delivery.receivers import Effects, Receiver
 from postbus.errors import EventBusShutdownError, PayloadTypeError, StoreError
 from postbus.events import Event
@@ -55,6 +55,6 @@ class HandlerCalls:
         if isinstance(error, EventBusShutdownError) and self._patience.is_stopping:
             # The handler needs the bus, which takes no new work: the next start delivers the event.
             raise StoppedError from error
-        if isinstance(error, StoreError) and is_infrastructure(error):
+        if isinstance(error, StoreError) and is_outage(error):
             return error
         return Failed(describe_error(error), is_final=isinstance(error, PayloadTypeError))

@@ -33,7 +33,8 @@ class HandlerWatch:
         self.began_at = self.now()
         self.is_watching = self._has_begun = True
         self._task = asyncio.current_task()
-        if self._sleeper is None:
+        # Some programs cancel all tasks of a loop, ours among them.
+        if self._sleeper is None or self._sleeper.done():
             self._sleeper = asyncio.get_running_loop().create_task(self._watch(), name="postbus watch")
 
     def end(self) -> None:

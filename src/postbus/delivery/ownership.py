@@ -98,7 +98,7 @@ class Ownership:
             self.writer,
             self._deliveries,
             around.patience,
-            self._around.has_changed,
+            self._has_to_break_off,
             around.on_page,
             is_strict=around.config.ordering == "global",
             last=around.up_to,
@@ -123,9 +123,7 @@ class Ownership:
 
     async def look(self) -> int:
         """Deliver what is new in the log, then retry what somebody wants retried; how many events."""
-        count = await self._catch_up.run()
-        if await self._around.patience.run(self._gap_watch.look):
-            self._around.reader.look_again_later()
+        count = await self._deliver()
         now = self._around.clock.monotonic()
         is_time = not count or now - self._looked_for_retries_at >= _SECONDS_BETWEEN_RETRY_LOOKS
         if is_time and self._catch_up.may_have_retries:
@@ -138,7 +136,7 @@ class Ownership:
         """Tell of gaps that are open for long, also while handlers are at work."""
         # Asked again soon.
         with contextlib.suppress(StoreError):
-            await self._gap_watch.look()
+            await self._gap_watch.watch()
 
     async def let_go(self) -> None:
         """Write what was processed and leave the subscriber to the next owner in good order."""
@@ -162,6 +160,25 @@ class Ownership:
         self._failures.stop()
         self._watch.stop()
         self.writer.stop()
+
+    async def _deliver(self) -> int:
+        """Up to the end of the log, with a look into the gaps whenever one is due."""
+        count = 0
+        while True:
+            count += await self._catch_up.run()
+            was_broken_off, position = self._gap_watch.is_due, self.writer.position
+            if await self._around.patience.run(self._gap_watch.look):
+                self._around.reader.look_again_later()
+            has_given_up = self.writer.position > position
+            if has_given_up:
+                # At once: a write that is on its way lacks it, and would be taken for the one that is wanted.
+                await self.writer.write()
+            # In global order a gap that is given up has held up what is beyond it.
+            if not (was_broken_off or has_given_up) or self._around.has_changed():
+                return count
+
+    def _has_to_break_off(self) -> bool:
+        return self._around.has_changed() or self._gap_watch.is_due
 
     async def _release(self) -> None:
         checkpoints, writer = self._around.store.checkpoints, self.writer
@@ -192,7 +209,7 @@ class Ownership:
         if self._is_feeder:
             assert around.store.outbox is not None, "checked when it was registered"
             return OutboxFeed(
-                subscriber.id, self.writer, around.store.outbox, around.patience, around.has_changed
+                subscriber.id, self.writer, around.store.outbox, around.patience, self._has_to_break_off
             )
         if isinstance(receiver, TransactionalReceiver):
             return TransactionalDeliveries(

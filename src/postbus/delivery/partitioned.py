@@ -14,7 +14,7 @@ from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.service import Service
 from postbus.delivery.subscriber import Subscriber
 from postbus.errors import StoreClosedError, WaitsForItselfError
-from postbus.events import GlobalSequence
+from postbus.events import Gap, GlobalSequence
 from postbus.ports import Clock, Store
 
 logger = logging.getLogger("postbus")
@@ -96,6 +96,10 @@ class PartitionedService:
     def has_written(self, sequence: GlobalSequence) -> bool:
         """Whether this number was processed and that is written, whichever part it is in."""
         return self._progress.has_written(sequence)
+
+    def missing(self, *, here: bool = False) -> tuple[Gap, ...]:
+        """Numbers that were not there when the log was read, for any of the parts, and may be by now."""
+        return self._loops.missing if here else self._progress.missing
 
     def want_written(self, target: GlobalSequence) -> None:
         """Write *target* as soon as it is processed here, and ask more often how far the others are."""

@@ -35,6 +35,14 @@ def is_infrastructure(error: BaseException) -> bool:
     )
 
 
+def is_outage(error: BaseException) -> bool:
+    """Whether a handler has met a store that can't do its work: its event is not at fault, and waits.
+
+    A plain StoreError is the answer to something that the handler has asked for.
+    """
+    return is_infrastructure(error) and type(error) is not StoreError
+
+
 class Patience:
     """Waits that end when the subscriber is to stop, and what the store fails with meanwhile."""
 

@@ -20,6 +20,9 @@ from postbus.ports import EventQueue
 _decode = msgspec.json.Decoder().decode
 # Reading a member through its class takes longer than comparing with it, and each event is asked four times.
 _PROCESSING, _PENDING, _DONE = EventStatus.PROCESSING, EventStatus.PENDING, EventStatus.DONE
+# Set in the context of handlers whose event has an id chosen by its publisher, and so in that of everything
+# they bring about, however indirectly.
+_delivers_given_id = contextvars.ContextVar[bool]("postbus delivers a given id")
 
 
 class Publication:
@@ -59,7 +62,18 @@ class Publication:
 
     def run(self) -> Coroutine[Any, Any, Retry | None] | None:
         """Carried by a courier."""
+        if self.given_ids:
+            return self._run_given()
         return self._publisher.dispatcher.begin(self.events[0])
+
+    def _run_given(self) -> Coroutine[Any, Any, Retry | None] | None:
+        # Not in the context that the courier is given: one of its own would take a task for every event.
+        before = _delivers_given_id.set(True)
+        rest = self._publisher.dispatcher.begin(self.events[0])
+        if rest is not None:
+            return _see_through_given(rest, before)
+        _delivers_given_id.reset(before)
+        return None
 
     def on_attempted(self, _: Event, /) -> None:
         """The publisher waits for the last attempt, not for the first."""
@@ -150,11 +164,17 @@ class Publisher:
             # Stored too late to be delivered by this bus: the next start recovers it.
             publication.finish(error)
         elif publication.events:
-            for given_id in publication.given_ids:
-                self._repeated[given_id] = []
+            if publication.given_ids:
+                self._note_given_ids(publication)
             self._begin(publication)
         else:
             self._finish_with_the_first(publication)
+
+    def _note_given_ids(self, publication: Publication) -> None:
+        for given_id in publication.given_ids:
+            self._repeated[given_id] = []
+        if len(publication.events) > 1:
+            publication.context.run(_delivers_given_id.set, True)
 
     def _begin(self, publication: Publication) -> None:
         if len(publication.events) > 1:
@@ -179,12 +199,29 @@ class Publisher:
                 repeated.finish()
 
     def _finish_with_the_first(self, publication: Publication) -> None:
-        """Let the caller go on; one who publishes a given id again waits for the one who did so first."""
+        """Let the caller go on; one who publishes a given id again waits for the one who did so first.
+
+        Unless the delivery of a given id has led to this: it could be that one which waits for the caller.
+        """
         for draft in publication.drafts:
-            if draft.is_idempotent and draft.id in self._repeated:
+            if (
+                draft.is_idempotent
+                and draft.id in self._repeated
+                and _delivers_given_id not in publication.context
+            ):
                 self._repeated[draft.id].append(publication)
                 return
         publication.finish()
+
+
+async def _see_through_given(
+    rest: Coroutine[Any, Any, Retry | None], before: contextvars.Token[bool]
+) -> Retry | None:
+    retry = await rest
+    # What is left to do belongs to the delivery as well, and is done by the same task.
+    if retry is None:
+        _delivers_given_id.reset(before)
+    return retry
 
 
 def _event_from_draft(draft: Draft, sequence: int, version: int | None) -> Event:

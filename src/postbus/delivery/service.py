@@ -4,7 +4,7 @@ import asyncio
 from typing import Protocol
 
 from postbus.delivery.subscriber import Subscriber
-from postbus.events import GlobalSequence
+from postbus.events import Gap, GlobalSequence
 
 
 class Service(Protocol):
@@ -35,6 +35,13 @@ class Service(Protocol):
 
     def has_written(self, sequence: GlobalSequence) -> bool:
         """Whether this number was processed and that is written, as far as this instance knows."""
+        ...
+
+    def missing(self, *, here: bool = False) -> tuple[Gap, ...]:
+        """Numbers that were not there when the log was read for it, and may be by now, as far as is known.
+
+        *here*: in this instance alone.
+        """
         ...
 
     def want_written(self, target: GlobalSequence) -> None:

@@ -26,7 +26,7 @@ from postbus.errors import (
     SubscriberFencedError,
     WaitsForItselfError,
 )
-from postbus.events import Checkpoint, GlobalSequence, LogPosition
+from postbus.events import Checkpoint, Gap, GlobalSequence, LogPosition
 from postbus.ports import Clock, Store
 
 logger = logging.getLogger("postbus")
@@ -156,12 +156,21 @@ class SubscriberLoop:
     def _head(self) -> GlobalSequence:
         return self.position if self._ownership is None else self._ownership.writer.head
 
+    @property
+    def stands_by_for_layout(self) -> bool:
+        """Whether others run the subscriber in another number of parts, and none of them is run here."""
+        return self._layout is not None and self._layout.is_waiting and not len(self._old_parts)
+
     def has_written(self, sequence: GlobalSequence) -> bool:
         """Whether this number was processed and that is written, as far as this instance knows."""
         if self._ownership is not None:
             # Beyond what is left in the outbox the feeder's checkpoint tells nothing.
             return self._is_drained and self._ownership.writer.is_written(sequence)
         return self._known is not None and sequence <= self._known
+
+    def missing(self, *, here: bool = False) -> tuple[Gap, ...]:  # noqa: ARG002
+        """Numbers that were not there when this instance read the log, and may be by now."""
+        return () if self._ownership is None else self._ownership.writer.missing
 
     @property
     def is_active(self) -> bool:
@@ -369,8 +378,7 @@ class SubscriberLoop:
             if times == 0:
                 logger.info("subscriber %s is active elsewhere; standing by", self.subscriber.id)
             if times % _TIMES_BETWEEN_LOOKS == 0:
-                found = await self.patience.run(lambda: self._store.checkpoints.load(self.subscriber.id))
-                self._known = None if found is None else found.position
+                await self._see_others()
                 await self._see_head()
                 self._note_progress()
             times += 1
@@ -473,6 +481,14 @@ class SubscriberLoop:
                 )
         return await checkpoints.claim(subscriber.id, start)
 
+    async def _see_others(self) -> None:
+        """Ask how far the owner has come, and the workers that it may feed."""
+        if self._layout is not None:
+            await self._layout.learn(self.subscriber.id)
+            return
+        found = await self.patience.run(lambda: self._store.checkpoints.load(self.subscriber.id))
+        self._known = None if found is None else found.position
+
     async def _see_head(self) -> None:
         """Whoever reads nothing has to ask how far it is behind."""
         await self.patience.run(self._store.log.head)
@@ -483,13 +499,17 @@ class SubscriberLoop:
         self._look_at_halt()
         self._release_lock()
         if ownership is not None:
-            self._known = ownership.writer.written
+            self._known = self._written_by(ownership)
             await ownership.abandon()
         self._set_phase("standby")
 
+    def _written_by(self, ownership: Ownership) -> GlobalSequence | None:
+        # What workers left in the outbox is not processed, though the checkpoint is beyond it.
+        return ownership.writer.written if self._is_drained else None
+
     async def _step_back(self) -> None:
         if self._ownership is not None:
-            self._known = self._ownership.writer.written
+            self._known = self._written_by(self._ownership)
             self._ownership.stop()
             self._ownership = None
         # The next ownership is another one, also if the locks were lost during this one.

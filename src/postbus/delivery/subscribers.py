@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from postbus.config import ReliableDeliveryConfig
 from postbus.delivery.competing import CompetingService
+from postbus.delivery.filled_gaps import find_filled, is_missing
 from postbus.delivery.handle import SubscriptionHandle
 from postbus.delivery.log_reader import LogReader
 from postbus.delivery.outbox.drain import OutboxDrain
@@ -126,10 +127,22 @@ class Subscribers:
         head = await self._store.log.head()
         has_waited = False
         for service in self:
-            while service.is_active and not service.is_idle_at(head):
+            while service.is_active and not await self._is_idle_at(head, service):
                 has_waited = True
-                await service.wait_for_change()
         return has_waited
+
+    async def _is_idle_at(self, head: GlobalSequence, service: Service) -> bool:
+        """Whether it is; if not, something has changed since."""
+        if not service.is_idle_at(head):
+            await service.wait_for_change()
+            return False
+        filled = await find_filled(self._store.log, service, head, here=True)
+        for number in filled:
+            service.want_written(number)
+        if any(is_missing(service, number, here=True) for number in filled):
+            service.wake()
+            await service.wait_for_change()
+        return not filled
 
     def _start(self, service: Service, head: GlobalSequence | None = None) -> None:
         if self._poller is None:

@@ -8,7 +8,7 @@ from postbus.delivery.attempts import describe_error
 from postbus.delivery.checkpoint_writer import CheckpointWriter
 from postbus.delivery.deliveries import PutOffError, describe_undecodable, sequence_of
 from postbus.delivery.failures import Failed, Failures
-from postbus.delivery.patience import Patience, is_infrastructure
+from postbus.delivery.patience import Patience, is_outage
 from postbus.delivery.receivers import TransactionalReceiver
 from postbus.delivery.subscriber import Subscriber
 from postbus.errors import PayloadTypeError
@@ -66,7 +66,7 @@ class TransactionalDeliveries:
         count = outcome.done_count
         if count:
             self._note(events[:count])
-        if outcome.error is None or is_infrastructure(outcome.error):
+        if outcome.error is None or is_outage(outcome.error):
             return count
         is_dead = await self._failures.take(events[count], sequence_of(events[count]), _failed(outcome.error))
         return count + 1 if is_dead else count
@@ -89,7 +89,7 @@ class TransactionalDeliveries:
         while True:
             outcome = await self._patience.run(lambda: self._process_once(events, retried))
             error = outcome.error
-            if error is None or outcome.done_count or not is_infrastructure(error):
+            if error is None or outcome.done_count or not is_outage(error):
                 if failure_count:
                     self._patience.recover()
                 return outcome
@@ -118,7 +118,9 @@ class TransactionalDeliveries:
                 )
             finally:
                 self.is_handling = False
-                watching.cancel()
+                if not watching.cancel():
+                    # It has ended after all.
+                    self._patience.recover()
 
     async def _watch(self) -> None:
         """Only its SQL can be interrupted: that the handler itself does not end can just be told."""

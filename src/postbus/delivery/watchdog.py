@@ -71,7 +71,8 @@ class Watchdog:
 
     def begin(self, subscription: Subscription, event: Event, ticket: int, began_at: float) -> Call:
         """Watch what the current task does, and has done since just now, until end()."""
-        if self._sleeper is None:
+        # Some programs cancel all tasks of a loop, ours among them.
+        if self._sleeper is None or self._sleeper.done():
             self._loop = asyncio.get_running_loop()
             self._sleeper = self._loop.create_task(self._watch(), name="postbus watchdog")
         # With the loop given it need not be looked up, which is slow and happens for every event.
@@ -112,9 +113,9 @@ class Watchdog:
                 call.is_abandoned = True
                 self._on_abandoned(call)
             due = [next(iter(calls)).deadline for calls in (self._calls, self._ending) if calls]
-            # When nothing runs it stays nevertheless: what begins meanwhile is due later than this, and
-            # a task for each of many quick handlers would cost as much as they do.
-            await self._clock.until(min(due, default=now + self._timeout))
+            # What begins meanwhile is due later than a timeout from now. When nothing runs it stays
+            # nevertheless: a task for each of many quick handlers would cost as much as they do.
+            await self._clock.until(min([*due, now + self._timeout]))
             is_needed = bool(self._calls or self._ending or self._has_begun)
         self._sleeper = None
 

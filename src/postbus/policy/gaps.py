@@ -266,3 +266,18 @@ def _belong_together(position: int, head: int, gaps: Sequence[Gap]) -> bool:
         and (gaps[0].first - 1 if gaps else head) == position
         and delivered_before[-1] <= head
     )
+
+
+def merge_gaps(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
+    """The same numbers, in order and disjoint; gaps that end before they begin have none.
+
+    >>> merge_gaps([Gap(6, 7), Gap(2, 3), Gap(3, 4), Gap(9, 8), Gap(5, 5)])
+    (Gap(first=2, last=7),)
+    """
+    merged: list[Gap] = []
+    for gap in sorted(gap for gap in gaps if gap.first <= gap.last):
+        if merged and gap.first <= merged[-1].last + 1:
+            merged[-1] = Gap(merged[-1].first, max(merged[-1].last, gap.last))
+        else:
+            merged.append(gap)
+    return tuple(merged)

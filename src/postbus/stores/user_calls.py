@@ -8,7 +8,7 @@ from postbus.drafting import Drafts
 from postbus.errors import InvalidEventFieldError, InvalidPageError
 from postbus.events import Event, EventStatus, GlobalSequence, LogPosition
 from postbus.ids import new_event_id
-from postbus.ports import Clock, EventLog, StatusFor
+from postbus.ports import Clock, DraftStream, EventLog
 from postbus.storable import LARGEST_NUMBER, event_id_to_find, is_storable, storable_id
 
 
@@ -18,17 +18,14 @@ class UserCalls:
     log: EventLog
 
     def __init__(self, clock: Clock) -> None:
-        self._status_for: StatusFor = _no_status
-        self._drafts = Drafts(
-            lambda event_type, *, wait: self._status_for(event_type, wait=wait),
-            clock,
-            new_event_id,
-            DEFAULT_MAX_PAYLOAD_BYTES,
-        )
+        self._draft_own: DraftStream = Drafts(
+            _no_status, clock, new_event_id, DEFAULT_MAX_PAYLOAD_BYTES
+        ).draft_stream
+        self._draft: DraftStream = self._draft_own
 
-    def append_as(self, status_for: StatusFor | None) -> None:
-        """Events are appended with this status: the bus that uses the store knows its handlers."""
-        self._status_for = status_for or _no_status
+    def append_as(self, draft: DraftStream | None) -> None:
+        """Events are appended as the bus that uses the store would publish them: it knows its handlers."""
+        self._draft = draft or self._draft_own
 
     async def append(
         self,
@@ -45,7 +42,7 @@ class UserCalls:
         *connection*, where the store knows such: inside the caller's own transaction, so that they exist
         exactly when it commits.
         """
-        drafts = self._drafts.draft_stream(stream_id, events, expected_version)
+        drafts = self._draft(stream_id, events, expected_version)
         if connection is None:
             return await self.log.append(drafts)
         return await self.log.append_within(connection, drafts)

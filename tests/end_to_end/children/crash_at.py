@@ -6,18 +6,19 @@ connection only counts.
 """
 
 import asyncio
-import functools
 import itertools
 import logging
 import os
 import sqlite3
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from postbus.stores.lent_connection import LendableConnection, LentConnection
 from tests.end_to_end.children.handlers import make_bus
 from tests.end_to_end.history import ACKNOWLEDGED, History
 
@@ -26,7 +27,7 @@ RETRIED = "retried"
 BATCH = ("ok.batch", "flaky.batch", "poison.batch")
 
 
-class CrashingConnection(sqlite3.Connection):
+class CrashingConnection(LendableConnection):
     """Ends the process at the k-th call of any connection."""
 
     k = 0
@@ -52,6 +53,18 @@ class CrashingConnection(sqlite3.Connection):
         return cursor
 
 
+@contextmanager
+def crashing(plain: type[CrashingConnection]) -> Iterator[None]:
+    """Have every connection of the bus count, also while a handler has it."""
+    lent = type("LentCrashingConnection", (LentConnection, plain), {})
+    with (
+        mock.patch("postbus.stores.sqlite.connection.LendableConnection", plain),
+        mock.patch("postbus.stores.lent_connection.LendableConnection", plain),
+        mock.patch("postbus.stores.lent_connection.LentConnection", lent),
+    ):
+        yield
+
+
 async def do_everything(path: str, history: History) -> None:
     bus = make_bus(path, history)
     await bus.start()
@@ -75,8 +88,7 @@ async def do_everything(path: str, history: History) -> None:
 def crash(path: str, history: str, k: str, when: str) -> int:
     """The exit code of a process that goes through the scenario."""
     CrashingConnection.k, CrashingConnection.when = int(k), when
-    counting = functools.partial(sqlite3.connect, factory=CrashingConnection)
-    with mock.patch("postbus.stores.sqlite.connection.sqlite3.connect", counting):
+    with crashing(CrashingConnection):
         asyncio.run(do_everything(path, History(Path(history))))
     return 0
 

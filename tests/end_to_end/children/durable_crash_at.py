@@ -11,7 +11,6 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from postbus import (
     CheckpointMode,
@@ -24,7 +23,7 @@ from postbus import (
     SQLiteStateStore,
     SQLiteStore,
 )
-from tests.end_to_end.children.crash_at import CrashingConnection
+from tests.end_to_end.children.crash_at import CrashingConnection, crashing
 from tests.end_to_end.durable_database import EFFECTS, INSERT_EFFECT
 from tests.end_to_end.forks import run_in_fork, tell
 from tests.end_to_end.history import ACKNOWLEDGED, History
@@ -130,8 +129,7 @@ async def catch_up(bus: EventBus) -> None:
 def crash(path: str, history: str, k: str, when: str) -> None:
     """Go through the scenario, or not to its end."""
     CrashingConnection.k, CrashingConnection.when = int(k), when
-    counting = functools.partial(sqlite3.connect, factory=WriteCrashingConnection)
-    with mock.patch("postbus.stores.sqlite.connection.sqlite3.connect", counting):
+    with crashing(WriteCrashingConnection):
         asyncio.run(do_everything(path, History(Path(history))))
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.errors import StoreError
-from postbus.events import GlobalSequence, LogPosition, SubscriberId
-from postbus.ports import CheckpointStore, Clock, OutboxContents
+from postbus.events import Gap, GlobalSequence, Layout, LogPosition, SubscriberId
+from postbus.policy.gaps import merge_gaps
+from postbus.ports import Clock, Layouts, OutboxContents
 
 # While somebody waits, the database is asked so often, at first and later on.
 _SHORTEST_WAIT = 0.01
@@ -22,13 +23,13 @@ class PoolProgress:
     def __init__(
         self,
         pool: SubscriberId,
-        checkpoints: CheckpointStore,
+        layouts: Layouts,
         outbox: OutboxContents,
         patience: Patience,
         clock: Clock,
         on_look: Callable[[], None],
     ) -> None:
-        self._pool, self._checkpoints, self._outbox = pool, checkpoints, outbox
+        self._pool, self._layouts, self._outbox = pool, layouts, outbox
         self._patience, self._clock, self._on_look = patience, clock, on_look
         self._fed: LogPosition | None = None
         self._oldest: GlobalSequence | None = None
@@ -46,6 +47,11 @@ class PoolProgress:
             return None
         fed, oldest = self._fed.contiguous, self._oldest
         return fed if oldest is None or oldest > fed else GlobalSequence(oldest - 1)
+
+    @property
+    def missing(self) -> tuple[Gap, ...]:
+        """Numbers that were not there when others were fed."""
+        return () if self._fed is None else self._fed.open
 
     def has_processed(self, sequence: GlobalSequence) -> bool:
         """Whether this number and all others that were fed up to it are processed."""
@@ -74,10 +80,10 @@ class PoolProgress:
 
     async def look(self) -> None:
         """Ask the database. StoreError."""
-        found = await self._checkpoints.load(self._pool)
+        layout = await self._layouts.load(self._pool)
         fed = self._fed
-        if found is not None:
-            fed = LogPosition(found.position if found.head is None else found.head, found.open)
+        if layout is not None:
+            fed = _passed_by_all(layout)
             # Somebody may have moved it back by hand.
             self._cleared = min(self._cleared, fed.contiguous)
         # After it: what is in the outbox by now was fed before.
@@ -97,3 +103,10 @@ class PoolProgress:
                     await self.look()
                 await self._patience.sleep(wait, self._nudge)
                 wait = min(wait * 1.5, _LONGEST_WAIT)
+
+
+def _passed_by_all(layout: Layout) -> LogPosition:
+    """What others process in parts is processed when each part is beyond it; as a whole it has one."""
+    head = min(part.position if part.head is None else part.head for part in layout.parts)
+    gaps = (Gap(gap.first, min(gap.last, head)) for part in layout.parts for gap in part.open)
+    return LogPosition(head, merge_gaps(gaps))

@@ -17,7 +17,7 @@ from postbus.delivery.patience import Patience
 from postbus.delivery.receivers import StatefulReceiver
 from postbus.delivery.subscriber import Subscriber, split
 from postbus.errors import LayoutChangedError
-from postbus.events import GlobalSequence, Layout, Part, SubscriberId
+from postbus.events import Gap, GlobalSequence, Layout, LogPosition, Part, SubscriberId
 from postbus.policy.partitions import part_id
 from postbus.ports import Layouts, Store
 
@@ -79,9 +79,14 @@ class LayoutChange:
             return layout
         oldest = await self._patience.run(lambda: outbox.oldest(subscriber_id, GlobalSequence(0)))
         (whole,) = layout.parts
-        if oldest is None or oldest > whole.position:
+        # Beyond an open gap it is the head that tells how far the feeder is.
+        if oldest is None or oldest > (whole.position if whole.head is None else whole.head):
             return layout
-        return Layout(1, [replace(whole, position=GlobalSequence(oldest - 1), head=None, open=())])
+        head = GlobalSequence(oldest - 1)
+        gaps = tuple(Gap(gap.first, min(gap.last, head)) for gap in whole.open if gap.first <= head)
+        # Somebody may have moved the position back by hand.
+        position = min(whole.position, LogPosition(head, gaps).contiguous)
+        return Layout(1, [replace(whole, position=position, head=head if gaps else None, open=gaps)])
 
     async def run(self, subscriber: Subscriber, head: GlobalSequence | None) -> None:
         """Return when the subscriber is split as it is to be. StoppedError.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from postbus.delivery.service import Service
 from postbus.delivery.subscriber import Subscriber
-from postbus.events import GlobalSequence
+from postbus.events import Gap, GlobalSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +119,11 @@ class PartLoops:
             (state,) = states
             return "catching_up" if state in ("starting", "standby", "stopped") else state
         return "failed" if "failed" in states else "catching_up"
+
+    @property
+    def missing(self) -> tuple[Gap, ...]:
+        """Numbers that one of them has not found in the log, and that may be there by now."""
+        return tuple(gap for loop in self._loops.values() for gap in loop.missing())
 
     def want_written(self, target: GlobalSequence) -> None:
         """Somebody waits for *target*."""

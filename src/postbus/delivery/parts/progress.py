@@ -2,7 +2,7 @@
 
 from postbus.delivery.parts.loops import PartLoops
 from postbus.delivery.service import Service
-from postbus.events import Checkpoint, GlobalSequence, Layout, LogPosition
+from postbus.events import Checkpoint, Gap, GlobalSequence, Layout, LogPosition
 
 
 class PartProgress:
@@ -32,6 +32,12 @@ class PartProgress:
         if self.layout is None:
             return False
         return all(self._has_written(*part, sequence) for part in enumerate(self.layout.parts))
+
+    @property
+    def missing(self) -> tuple[Gap, ...]:
+        """Numbers that were not in the log when it was read for one of the parts."""
+        rows = () if self.layout is None else self.layout.parts
+        return (*self._loops.missing, *(gap for row in rows for gap in row.open))
 
     def _checkpoint_of(self, index: int, row: Checkpoint) -> GlobalSequence:
         loop = self._loop(index)

@@ -5,11 +5,16 @@ import asyncio
 import click
 
 from postbus.clock import SystemClock
-from postbus.errors import InvalidConfigError, MissingExtraError
+from postbus.ops.cli.target import (
+    URL_HELP,
+    checks_schema,
+    is_on_server,
+    needs_driver,
+    schema_option,
+    schema_or_default,
+)
 from postbus.stores.sqlite import SQLiteStore
 from postbus.targets import store_for
-
-_POSTGRES = ("postgresql://", "postgres://")
 
 
 @click.command(short_help="Create or upgrade the tables.")
@@ -17,9 +22,10 @@ _POSTGRES = ("postgresql://", "postgres://")
     "--url",
     envvar="POSTBUS_URL",
     show_envvar=True,
-    help="The bus's database: postgresql://user@host/database, or a file such as events.db.",
+    metavar="URL",
+    help=f"{URL_HELP} Not needed with --sql.",
 )
-@click.option("--schema", metavar="NAME", help="PostgreSQL: where the tables are.  [default: postbus]")
+@schema_option
 @click.option("--sql", "as_sql", is_flag=True, help="PostgreSQL: print the SQL instead of running it.")
 @click.option("--notify-trigger", is_flag=True, help='PostgreSQL: with the trigger for notify="trigger".')
 def migrate(url: str | None, schema: str | None, as_sql: bool, notify_trigger: bool) -> None:
@@ -30,8 +36,8 @@ def migrate(url: str | None, schema: str | None, as_sql: bool, notify_trigger: b
     """
     if url is None and not as_sql:
         raise click.UsageError("Missing option '--url' (env var: 'POSTBUS_URL').")
-    if url is None or url.startswith(_POSTGRES):
-        click.echo(_on_postgres(None if as_sql else url, schema or "postbus", notify_trigger))
+    if url is None or is_on_server(url):
+        click.echo(_on_postgres(None if as_sql else url, schema_or_default(schema), notify_trigger))
     elif as_sql or schema is not None or notify_trigger:
         raise click.UsageError(f"--sql, --schema and --notify-trigger are for PostgreSQL; --url is {url!r}.")
     else:
@@ -40,19 +46,12 @@ def migrate(url: str | None, schema: str | None, as_sql: bool, notify_trigger: b
 
 def _on_postgres(url: str | None, schema: str, notify_trigger: bool) -> str:
     """Migrate and tell what was done; without a URL only tell what would be."""
-    try:
-        # Only this command needs the driver, and it is an extra.
+    with needs_driver():
         from postbus.ops.cli.postgres_schema import migrate_schema, render_sql
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.partition(".")[0] != "asyncpg":
-            raise
-        raise MissingExtraError("PostgreSQL", "postgres") from missing
-    try:
+    with checks_schema():
         if url is None:
             return render_sql(schema, notify_trigger=notify_trigger).rstrip("\n")
         return asyncio.run(migrate_schema(url, schema, notify_trigger=notify_trigger))
-    except InvalidConfigError as error:
-        raise click.BadParameter(str(error), param_hint="--schema") from error
 
 
 async def _migrate_file(url: str) -> str:

@@ -13,26 +13,28 @@ from postbus.drafting import Drafts
 from postbus.errors import StoreError
 from postbus.events import EventStatus
 from postbus.ids import new_event_id
-from postbus.ops.cli.target import new_or_present_store, url_option
+from postbus.ops.cli.target import Target, new_or_present_store, target_options
 from postbus.ports import Store
 
 
 @click.command(short_help="Store an event for the running bus.")
 @click.argument("event_type", metavar="TYPE")
 @click.argument("payload_json", metavar="[PAYLOAD_JSON]", default="null")
-@url_option
+@target_options
 @click.option("--metadata", "pairs", metavar="KEY=VALUE", multiple=True, help="May be given several times.")
 @click.option("--event-id", metavar="ID", help="Publishing the same id again stores nothing.")
-def publish(event_type: str, payload_json: str, url: str, pairs: Sequence[str], event_id: str | None) -> None:
+def publish(
+    event_type: str, payload_json: str, target: Target, pairs: Sequence[str], event_id: str | None
+) -> None:
     """Store an event of TYPE and print its id.
 
-    PAYLOAD_JSON is its payload, "-" reads it from standard input. The event is pending
-    until a bus with a matching handler runs on the same file.
+    PAYLOAD_JSON is its payload, "-" reads it from standard input. A bus takes the event up at once,
+    or when it runs the next time: in a file it is pending until one with a matching handler does.
     """
     payload, metadata = _parse_payload(payload_json), _parse_metadata(pairs)
 
     async def store_event() -> tuple[str, bool]:
-        async with new_or_present_store(url) as store:
+        async with new_or_present_store(target) as store:
             return await add_pending(store, event_type, payload, metadata, event_id)
 
     stored_id, is_new = asyncio.run(store_event())

@@ -1,12 +1,13 @@
 """Stored events that no publisher is waiting for, in memory."""
 
-import heapq
-from collections.abc import Callable, Sequence
+import bisect
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
 from postbus.events import Event, EventStatus, GlobalSequence
-from postbus.stores.memory.records import to_event
+from postbus.stores.memory.records import Record, to_event
 from postbus.stores.memory.state import State
 
 
@@ -29,11 +30,16 @@ class InMemoryBacklog:
             self._state.announce_pending()
         return len(left_behind)
 
-    async def pending(self, after: GlobalSequence, limit: int) -> list[Event]:
-        """Pending events with a higher sequence number, in order."""
+    async def pending(self, after: GlobalSequence, limit: int, without: Collection[str] = ()) -> list[Event]:
+        """Pending events with a higher sequence number, in order, but none of the types in *without*."""
         self._state.check_open()
-        waiting = (sequence for sequence in self._state.by_status[EventStatus.PENDING] if sequence > after)
-        return [to_event(self._state.records[sequence]) for sequence in heapq.nsmallest(limit, waiting)]
+        wanted = (record for record in self._waiting(after) if record.draft.type not in without)
+        return [to_event(record) for record in itertools.islice(wanted, limit)]
+
+    async def dead_letter_count(self) -> int:
+        """How many dead letters the handlers have, resolved or not."""
+        self._state.check_open()
+        return len(self._state.by_status[EventStatus.DLQ])
 
     async def claim(self, sequences: Sequence[GlobalSequence]) -> set[GlobalSequence]:
         """Move pending events to processing; those that still were pending."""
@@ -46,6 +52,11 @@ class InMemoryBacklog:
     def watch(self, on_change: Callable[[], None] | None) -> None:
         """Call *on_change* in the event loop when events may have become pending."""
         self._state.on_change = on_change
+
+    def _waiting(self, after: GlobalSequence) -> Iterator[Record]:
+        waiting = self._state.waiting
+        for index in range(bisect.bisect_right(waiting, after), len(waiting)):
+            yield self._state.records[waiting[index]]
 
     def _move_pending(self, sequences: Sequence[GlobalSequence], status: EventStatus) -> set[GlobalSequence]:
         self._state.check_open()

@@ -23,6 +23,7 @@ from postbus.stores.memory.records import Grave, encode_payload
 from postbus.stores.memory.state import State
 from postbus.stores.memory.states import put_state
 from postbus.stores.memory.transactions import EffectsDatabase, run_batch
+from postbus.stores.wishes import wish_of
 
 _START = GlobalSequence(0)
 
@@ -160,9 +161,11 @@ class InMemoryCheckpoints:
 
     def _note_retry(self, subscriber_id: SubscriberId, retry: RetryOutcome) -> None:
         grave = self._state.graves.get(retry.dead_letter_id)
-        if grave is None or grave.subscriber_id != subscriber_id:
-            return  # purged meanwhile
-        grave.is_retry_wanted, grave.last_retry_at = False, self._state.clock.now()
+        if grave is None or grave.subscriber_id != subscriber_id or grave.resolved_at is not None:
+            return  # purged or resolved meanwhile
+        answered, grave.last_retry_at = wish_of(retry.dead_letter_id), self._state.clock.now()
+        if retry.error is None or answered is None or answered is grave.wish:
+            grave.wish = None
         if retry.error is None:
             grave.resolved_at, grave.resolved_by = grave.last_retry_at, subscriber_id
         else:

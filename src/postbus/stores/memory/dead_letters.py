@@ -8,6 +8,7 @@ from postbus.events import DeadLetter, DeadLetterPage, Event, EventStatus, Fence
 from postbus.ports import WantedEvents
 from postbus.stores.memory.records import Grave, Record, to_dead_letter
 from postbus.stores.memory.state import State
+from postbus.stores.wishes import as_wanted
 
 _Dead = Record | Grave
 
@@ -49,7 +50,7 @@ class InMemoryDeadLetters:
         for each in self._find_unresolved(dead_letter_id):
             each.resolved_at, each.resolved_by, each.notes = self._state.clock.now(), by, notes
             if isinstance(each, Grave):
-                each.is_retry_wanted = False
+                each.wish = None
 
     async def purge(self, cutoff: datetime) -> int:
         """Delete dead letters with created_at <= cutoff, resolved ones too; how many."""
@@ -82,9 +83,9 @@ class InMemoryDeadLetters:
         wanted = [
             grave
             for grave in self._state.graves.values()
-            if grave.subscriber_id == subscriber_id and grave.is_retry_wanted
+            if grave.subscriber_id == subscriber_id and grave.wish is not None
         ]
-        return [to_dead_letter(grave) for grave in sorted(wanted, key=_age)[:limit]]
+        return [as_wanted(to_dead_letter(grave), grave.wish) for grave in sorted(wanted, key=_age)[:limit]]
 
     async def bury_late(
         self,
@@ -132,7 +133,7 @@ class InMemoryDeadLetters:
                 each.retry_count, each.last_error, each.dlq_at = 0, None, None
                 self._state.move(each, EventStatus.PENDING)
             else:
-                each.is_retry_wanted = True
+                each.wish = object()
         if any(isinstance(each, Record) for each in dead):
             self._state.announce_pending()
         if any(isinstance(each, Grave) for each in dead):

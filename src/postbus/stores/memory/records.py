@@ -52,7 +52,8 @@ class Grave:
     payload_json: bytes | UndecodablePayload
     errors: list[str]
     dlq_at: datetime
-    is_retry_wanted: bool = False
+    # One of its own for every time that a retry is asked for; None: it is not wanted.
+    wish: object = None
     last_retry_at: datetime | None = None
     resolved_at: datetime | None = None
     resolved_by: str | None = None

@@ -1,6 +1,7 @@
 """What all ports of one InMemoryStore share."""
 
 import asyncio
+import bisect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -25,6 +26,8 @@ class State:
     by_status: dict[EventStatus, set[int]] = field(
         default_factory=lambda: {status: set() for status in EventStatus}
     )
+    # The pending ones in order: whoever reads on must not go through all that nobody wants.
+    waiting: list[int] = field(default_factory=list)
     # Versions and their numbers.
     streams: dict[str, dict[int, int]] = field(default_factory=dict)
     stream_versions: dict[str, int] = field(default_factory=dict)
@@ -63,14 +66,14 @@ class State:
             self.streams.setdefault(draft.stream_id, {})[record.stream_version] = record.sequence
         self.records[record.sequence] = record
         self.by_id[draft.id] = record
-        self.by_status[status].add(record.sequence)
+        self._enter(record)
         return record
 
     def delete(self, record: Record) -> None:
         """Forget an event that is in no stream; its sequence number is not used again."""
         del self.records[record.sequence]
         del self.by_id[record.draft.id]
-        self.by_status[record.status].remove(record.sequence)
+        self._leave(record)
 
     def with_status(self, status: EventStatus) -> list[Record]:
         """The events in this status, in no order."""
@@ -85,9 +88,19 @@ class State:
 
     def move(self, record: Record, status: EventStatus) -> None:
         """Change the status of an event."""
-        self.by_status[record.status].remove(record.sequence)
-        self.by_status[status].add(record.sequence)
+        self._leave(record)
         record.status = status
+        self._enter(record)
+
+    def _enter(self, record: Record) -> None:
+        self.by_status[record.status].add(record.sequence)
+        if record.status is EventStatus.PENDING:
+            bisect.insort(self.waiting, record.sequence)
+
+    def _leave(self, record: Record) -> None:
+        self.by_status[record.status].remove(record.sequence)
+        if record.status is EventStatus.PENDING:
+            del self.waiting[bisect.bisect_left(self.waiting, record.sequence)]
 
     def announce_pending(self) -> None:
         """Call the watcher of the backlog in a later turn of the event loop."""

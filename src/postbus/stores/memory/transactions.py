@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from postbus.errors import StoreError, TransactionEndedError
 from postbus.events import BatchOutcome, Event, SubscriberId
+from postbus.stores.lent_connection import LentConnection
 
 # How many steps of SQLite's machine pass between two looks at the time.
 _STEPS_BETWEEN_LOOKS = 1000
@@ -37,7 +38,7 @@ class _Loan:
         return self.is_overdue
 
 
-class EffectsConnection(sqlite3.Connection):
+class EffectsConnection(LentConnection):
     """A connection that a handler can't close while it is lent."""
 
     loan: _Loan | None = None
@@ -136,9 +137,14 @@ def _run_one(
         error = TransactionEndedError(subscriber_id)
     if not connection.in_transaction:
         return error
-    if error is not None:
-        connection.execute(f"ROLLBACK TO {_SAVEPOINT}")
-    connection.execute(f"RELEASE {_SAVEPOINT}")
+    try:
+        if error is not None:
+            connection.execute(f"ROLLBACK TO {_SAVEPOINT}")
+        connection.execute(f"RELEASE {_SAVEPOINT}")
+    except sqlite3.Error as refused:
+        # A statement is at work on a cursor that was made without asking the connection.
+        connection.execute("ROLLBACK")
+        return error or refused
     return error
 
 
@@ -146,6 +152,7 @@ def _run_one(
 def _lent(connection: EffectsConnection, timeout: float) -> Iterator[_Loan]:
     """Keep the handler from ending the transaction and from taking too long."""
     loan = connection.loan = _Loan(time.monotonic() + timeout)
+    connection.forget_opened()
     before = (connection.row_factory, connection.text_factory)
     # Setting it has every statement prepared anew, our own COMMIT among them.
     connection.set_authorizer(loan.authorize)
@@ -153,6 +160,7 @@ def _lent(connection: EffectsConnection, timeout: float) -> Iterator[_Loan]:
     try:
         yield loan
     finally:
+        connection.close_opened()
         connection.row_factory, connection.text_factory = before
         if connection.isolation_level is not None:
             # Python would commit at this moment; refused, it only remembers the setting.

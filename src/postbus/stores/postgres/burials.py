@@ -8,6 +8,7 @@ import msgspec
 from postbus.events import Burial, RetryOutcome, SubscriberId, UndecodablePayload
 from postbus.ids import new_event_id
 from postbus.stores.postgres.pool import Connection
+from postbus.stores.wishes import wish_of
 
 _encode = msgspec.json.Encoder().encode
 
@@ -30,13 +31,17 @@ async def note_retry(
     subscriber_id: SubscriberId,
     retry: RetryOutcome,
     now: datetime,
-) -> None:
-    """Resolve a dead letter, or add the error of one more attempt. One that was purged is none any more."""
+) -> bool:
+    """Resolve a dead letter, or add the error of one more attempt; whether another retry is wanted.
+
+    One that was purged is none any more.
+    """
     values = (retry.dead_letter_id, subscriber_id, now)
     if retry.error is None:
         await connection.execute(queries["note_retry_success"], *values)
-    else:
-        await connection.execute(queries["note_retry_failure"], *values, as_text(retry.error))
+        return False
+    answered = (as_text(retry.error), wish_of(retry.dead_letter_id))
+    return bool(await connection.fetchval(queries["note_retry_failure"], *values, *answered))
 
 
 def _burial_to_row(subscriber_id: SubscriberId, burial: Burial, now: datetime) -> tuple[object, ...]:

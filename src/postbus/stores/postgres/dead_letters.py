@@ -11,6 +11,7 @@ from postbus.stores.postgres.query_parts import fill_parts
 from postbus.stores.postgres.rows import dead_letter_from_row, event_from_row
 from postbus.stores.postgres.type_conditions import type_condition
 from postbus.stores.postgres.wake_ups import WakeUps
+from postbus.stores.wishes import as_wanted
 
 # As many as read_late finds at a time.
 _MOST_LATE = 100
@@ -63,7 +64,11 @@ class PgDeadLetters:
     async def resolve(self, dead_letter_id: str, by: str, notes: str | None) -> None:
         """Somebody has seen to it: it leaves the list and stays on record."""
         values = (dead_letter_id, self._clock.now(), by, notes)
-        if _count(await self._database.execute(self._queries["resolve_letter"], *values)) == 0:
+        async with self._database.transaction() as connection:
+            # First, as workers do who tell of their row and then of the letter: none waits for the other.
+            await connection.execute(self._queries["withdraw_retries"], dead_letter_id)
+            count = _count(await connection.execute(self._queries["resolve_letter"], *values))
+        if count == 0:
             raise await self._why_not(dead_letter_id)
 
     async def purge(self, cutoff: datetime) -> int:
@@ -77,7 +82,7 @@ class PgDeadLetters:
         part = part or _WHOLE
         query = self._queries["read_wanted_retries"]
         rows = await self._database.fetch(query, subscriber_id, limit, part.index, part.count)
-        return [dead_letter_from_row(row) for row in rows]
+        return [as_wanted(dead_letter_from_row(row), row["retry_wanted_at"]) for row in rows]
 
     async def bury_late(
         self, subscriber_id: SubscriberId, wanted: WantedEvents | None, error: str, owner: FencedOwner

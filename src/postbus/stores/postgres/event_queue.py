@@ -1,6 +1,6 @@
 """The ports of the in-process handlers, which a store on PostgreSQL has none of."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 from postbus.events import Draft, Event, GlobalSequence, SubscriptionRow
@@ -43,9 +43,18 @@ class NoBacklog:
         """Nothing was left behind."""
         return 0
 
-    async def pending(self, after: GlobalSequence, limit: int) -> list[Event]:  # noqa: ARG002
+    async def pending(
+        self,
+        after: GlobalSequence,  # noqa: ARG002
+        limit: int,  # noqa: ARG002
+        without: Collection[str] = (),  # noqa: ARG002
+    ) -> list[Event]:
         """Nothing is pending."""
         return []
+
+    async def dead_letter_count(self) -> int:
+        """None is of theirs."""
+        return 0
 
     async def claim(self, sequences: Sequence[GlobalSequence]) -> set[GlobalSequence]:  # noqa: ARG002
         """None of them is pending."""

@@ -9,7 +9,7 @@ import asyncpg
 # What makes isinstance(connection, asyncpg.Connection) true.
 from asyncpg.connection import _ConnectionProxy
 
-from postbus.stores.postgres.pool import is_gone
+from postbus.stores.postgres.pool import is_gone, note_spoilt
 
 if TYPE_CHECKING:
     from postbus.stores.postgres.pool import Connection
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 COMMAND_SECONDS = 10.0
 _STATEMENTS = frozenset({"execute", "executemany", "fetch", "fetchmany", "fetchrow", "fetchval"})
 _CLOSINGS = frozenset({"close", "terminate"})
+# Codecs are the driver's: no statement brings them back.
+_CODEC_SETTERS = frozenset({"set_type_codec", "set_builtin_type_codec", "reset_type_codec"})
 
 
 class TimedConnection(_ConnectionProxy):
@@ -62,6 +64,8 @@ class LentConnection(_ConnectionProxy):
                 f"connection.{name} is used after the handler's transaction was over; await everything "
                 "before the handler returns"
             )
+        if name in _CODEC_SETTERS:
+            note_spoilt(self._connection)
         attribute = getattr(self._connection, name)
         return partial(self._close, attribute) if name in _CLOSINGS else attribute
 

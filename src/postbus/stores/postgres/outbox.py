@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
@@ -30,6 +31,7 @@ from postbus.stores.postgres.page_size import PageSize
 from postbus.stores.postgres.query_parts import fill_parts
 from postbus.stores.postgres.rows import columns_from_rows, dead_letter_from_row
 from postbus.stores.postgres.wake_ups import WakeUps
+from postbus.stores.wishes import answering
 
 logger = logging.getLogger("postbus")
 
@@ -37,6 +39,8 @@ logger = logging.getLogger("postbus")
 _EVENT_COLUMNS = 8
 _NO_ERRORS = "[]"
 _LONGEST_NAME = 255
+# The wish behind a row, which ended when the row was made: what is wished when the row goes came later.
+_FED = datetime.fromtimestamp(0, UTC)
 
 _encode = msgspec.json.Encoder().encode
 _decode_errors = msgspec.json.Decoder(list[str]).decode
@@ -226,10 +230,16 @@ class PgOutbox:
 
     async def _end_retry(self, pool: SubscriberId, claimed: Claimed, error: str | None) -> None:
         assert claimed.dead_letter_id is not None
-        outcome = RetryOutcome(claimed.dead_letter_id, error)
+        outcome = RetryOutcome(answering(claimed.dead_letter_id, _FED), error)
+        is_wanted_again = False
         async with self._database.transaction() as connection:
             if await connection.fetchval(self._queries["delete_row"], claimed.row_id, claimed.claim):
-                await note_retry(connection, self._checkpoint_queries, pool, outcome, self._clock.now())
+                is_wanted_again = await note_retry(
+                    connection, self._checkpoint_queries, pool, outcome, self._clock.now()
+                )
+        if is_wanted_again:
+            # Its subscriber has passed it over for as long as the row was there.
+            self._wake_ups.announce(self._wake_ups.known_head)
 
     async def _end_transactions(self, pool: SubscriberId, key: int) -> None:
         """A worker that stands still would hold up the others by what its handlers have locked."""

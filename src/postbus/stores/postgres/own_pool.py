@@ -17,6 +17,7 @@ from postbus.stores.postgres.pool import (
     Connection,
     break_off,
     close_gently,
+    is_spoilt,
     keep,
     outlive_caller,
     reset,
@@ -72,7 +73,7 @@ class OwnPool:
 
     async def release(self, connection: Connection, *, is_settled: bool, is_changed: bool = False) -> None:
         """Take it back at once, or as soon as it is what it was."""
-        if connection.is_closed():
+        if connection.is_closed() or (is_changed and is_spoilt(connection)):
             self._discard(connection)
         elif not is_settled or is_changed or not self.give_back(connection):
             # Not for the user to wait for, who may have been cancelled.
@@ -194,7 +195,7 @@ class OwnPool:
     async def _restore(self, connection: Connection, is_changed: bool) -> None:
         is_fit = False
         try:
-            is_fit = await settle(connection) and (not is_changed or await reset(connection))
+            is_fit = await (reset(connection) if is_changed else settle(connection))
         finally:
             if is_fit:
                 self._give_back(connection)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -22,6 +23,10 @@ Connect: TypeAlias = Callable[[], Awaitable[Connection]]
 ACQUIRE_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
 _SETTLE_SECONDS = 2.0
+# RESET ALL leaves both as they are. Back to what a new connection has: that need not be its session's user.
+_RESET_ROLES = "RESET SESSION AUTHORIZATION; RESET ROLE"
+# Those on which values are read or written in another way now.
+_SPOILT: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 class Pool(Protocol):
@@ -48,21 +53,35 @@ class Pool(Protocol):
         ...
 
 
-async def settle(connection: Connection) -> bool:
+async def settle(connection: Connection, statement: str = "SELECT 1") -> bool:
     """Wait until the server has ended a cancelled statement; whether the connection can be used again."""
     # The driver holds any statement back until the one before it has ended.
     with contextlib.suppress(*DRIVER_ERRORS):
-        await connection.execute("SELECT 1", timeout=_SETTLE_SECONDS)
+        await connection.execute(statement, timeout=_SETTLE_SECONDS)
         return not connection.is_in_transaction()
     return False
 
 
 async def reset(connection: Connection) -> bool:
-    """Undo what its user has set for the whole session; whether that was done."""
-    with contextlib.suppress(*DRIVER_ERRORS):
-        await connection.reset(timeout=_SETTLE_SECONDS)
-        return True
+    """As settle(); and undo what its user has set for the whole session."""
+    # First: a role of the user's may be one that may not reset other settings.
+    if await settle(connection, _RESET_ROLES):
+        with contextlib.suppress(*DRIVER_ERRORS):
+            await connection.reset(timeout=_SETTLE_SECONDS)
+            return True
     return False
+
+
+def note_spoilt(connection: Connection) -> None:
+    """Its user has changed what nothing brings back: nobody else is to have it."""
+    # What a pool of asyncpg lends is of a kind that can't be noted, and its user's to reset.
+    if type(connection) is asyncpg.Connection:
+        _SPOILT.add(connection)
+
+
+def is_spoilt(connection: Connection) -> bool:
+    """Whether that was noted."""
+    return connection in _SPOILT
 
 
 def is_gone(connection: Connection) -> bool:

@@ -13,6 +13,7 @@ import asyncpg
 
 from postbus.closing import is_closing
 from postbus.errors import (
+    StoreError,
     StoreUnavailableError,
     SubscriberFencedError,
     TransactionEndedError,
@@ -49,6 +50,8 @@ _OF_THE_STORE = (
     asyncpg.PostgresSystemError,
 )
 _PROBE_SECONDS = 2.0
+# What constraints have at least that are checked last, although the handler has used up its time.
+_LEAST_SECONDS = 2.0
 # How much longer than its time a handler may leave the transaction idle until the server ends it.
 GRACE_SECONDS = 5.0
 # In milliseconds: what the server takes.
@@ -86,6 +89,8 @@ class Batch:
     time_budget: float
     retried: str | None
     now: datetime
+    # When the time of the handler is up that was called last.
+    ends_at: float = -math.inf
 
     async def run(self) -> BatchOutcome:
         """Call the handler for one event after the other, and move the checkpoint behind the last of them."""
@@ -118,6 +123,7 @@ class Batch:
             await ours.execute(self.queries["guard_transaction"])
             done_count = await self._call_handlers(connection, events, is_processed, time_budget)
             try:
+                await self._end_guard(connection, done_count)
                 await self._finish(ours, events[:done_count])
             except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 if is_gone(connection) or _is_of_the_store(error):
@@ -180,7 +186,7 @@ class Batch:
         assert task is not None
         cancel_count = task.cancelling()
         error: BaseException | None = None
-        ends_at = time.monotonic() + self.timeout
+        self.ends_at = ends_at = time.monotonic() + self.timeout
         limit: asyncio.Timeout | None = None
         try:
             result = self.handle(event, connection)
@@ -209,6 +215,10 @@ class Batch:
         loss = await self._find_loss(connection, error)
         if loss is not None:
             return loss
+        answer = _answer_behind(error)
+        if answer is not None and answer is not error and await self._probe(connection) is not None:
+            # bus.publish(…, connection=…) was given the answer that the handler would have been given.
+            error = answer
         # The statement that failed first may be one of an earlier handler, who did not mind.
         is_last = not isinstance(error, asyncpg.InFailedSQLTransactionError)
         is_ended = was_closed(connection) or not (is_gone(connection) or connection.is_in_transaction())
@@ -228,7 +238,7 @@ class Batch:
             # One that is there may be busy with what the handler has left behind.
             return silence if is_gone(connection) or isinstance(silence, TimeoutError) else None
         # The handler may use connections of its own, to other servers.
-        if _is_of_the_store(error) and await self._probe(connection) is not None:
+        if _is_of_the_store(_answer_behind(error)) and await self._probe(connection) is not None:
             return error
         return None
 
@@ -253,8 +263,22 @@ class Batch:
             return error
         return None
 
+    async def _end_guard(self, connection: Connection, done_count: int) -> None:
+        """Have constraints checked that are checked last, which is work of the handlers."""
+        seconds_left = max(self.ends_at - time.monotonic(), _LEAST_SECONDS)
+        try:
+            await connection.execute(self.queries["end_guard"], timeout=seconds_left)
+        except TimeoutError as error:
+            silence = await self._probe(connection)
+            if is_gone(connection) or isinstance(silence, TimeoutError):
+                raise
+            overdue = TimeoutError(
+                f"handler took longer than {self.timeout:g} s, with the constraints that are checked at the "
+                "end of its transaction"
+            )
+            raise _UndoneError(done_count, overdue, is_last=False, is_at_end=True) from error
+
     async def _finish(self, connection: Connection, done: Sequence[Event]) -> None:
-        await connection.execute(self.queries["end_guard"])
         if self.retried is not None:
             resolved = RetryOutcome(self.retried, None)
             await note_retry(connection, self.queries, self.dead_letters_of, resolved, self.now)
@@ -287,6 +311,12 @@ def _processed_up_to(position: int, head: int | None, gaps: Sequence[int]) -> Lo
     found = LogPosition(GlobalSequence(position if head is None else head), array_to_gaps(gaps))
     # If they do not belong together, such as after somebody moved the position by hand, that counts.
     return found if found.contiguous == position else LogPosition(GlobalSequence(position))
+
+
+def _answer_behind(error: BaseException | None) -> asyncpg.PostgresError | None:
+    """What a server has said, perhaps to a store."""
+    answer = error.__cause__ if isinstance(error, StoreError) else error
+    return answer if isinstance(answer, asyncpg.PostgresError) else None
 
 
 def _is_of_the_store(error: BaseException | None) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from postbus.errors import StoreError
 from postbus.events import Event, GlobalSequence
@@ -20,7 +20,7 @@ from postbus.stores.sqlite.rows import (
 )
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
-_READ_PENDING = _QUERIES["read_pending"].format(columns=COLUMNS)
+_READ_PENDING = _QUERIES["read_pending"]
 
 
 class SQLiteBacklog:
@@ -44,13 +44,15 @@ class SQLiteBacklog:
 
         return await self._file.write(recover, self.announce)
 
-    async def pending(self, after: GlobalSequence, limit: int) -> list[Event]:
-        """Pending events with a higher sequence number, in order."""
+    async def pending(self, after: GlobalSequence, limit: int, without: Collection[str] = ()) -> list[Event]:
+        """Pending events with a higher sequence number, in order, but none of the types in *without*."""
+        query = _READ_PENDING.format(columns=COLUMNS, types=", ".join("?" * len(without)))
+        values = (after, *without, limit)
 
         def read(connection: sqlite3.Connection) -> list[Event]:
             events: list[Event] = []
             size = 0
-            for row in connection.execute(_READ_PENDING, (after, limit)):
+            for row in connection.execute(query, values):
                 events.append(event_from_row(row))
                 size += len(row[3])
                 if size >= MOST_CHARACTERS:
@@ -58,6 +60,13 @@ class SQLiteBacklog:
             return events
 
         return await self._file.read_committed(read)
+
+    async def dead_letter_count(self) -> int:
+        """How many unresolved dead letters the handlers have, at this moment."""
+        (count,) = await self._file.read_committed(
+            lambda connection: connection.execute(_QUERIES["count_dead_letters_of_handlers"]).fetchone()
+        )
+        return int(count)
 
     async def claim(self, sequences: Sequence[GlobalSequence]) -> set[GlobalSequence]:
         """Move pending events to processing; those that still were pending."""
@@ -98,8 +107,7 @@ class SQLiteBacklog:
         self._data_version = version
         on_change, loop = self._on_change, self._loop
         if on_change is not None and loop is not None:
-            is_standby = self._lock.is_wanted and not self._lock.is_held
-            has_become_owner = is_standby and self._try_to_own()
+            has_become_owner = self._try_to_own()
             if has_changed or has_become_owner:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(on_change)
@@ -108,7 +116,7 @@ class SQLiteBacklog:
     def _try_to_own(self) -> bool:
         # The thread must live on; who starts a bus on this file hears of the reason.
         with contextlib.suppress(StoreError):
-            return self._lock.try_acquire()
+            return self._lock.take_over()
         return False
 
     def _read_data_version(self) -> int:

@@ -6,6 +6,7 @@ from postbus.events import Burial, RetryOutcome, SubscriberId, UndecodablePayloa
 from postbus.ids import new_event_id
 from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.rows import moment_to_text, payload_to_text, to_json
+from postbus.stores.wishes import wish_of
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
@@ -48,7 +49,8 @@ def note_retry(
     if retry.error is None:
         connection.execute(_QUERIES["note_retry_success"], values)
     else:
-        connection.execute(_QUERIES["note_retry_failure"], {**values, "error": _as_text(retry.error)})
+        answered = {"error": _as_text(retry.error), "wish": wish_of(retry.dead_letter_id)}
+        connection.execute(_QUERIES["note_retry_failure"], {**values, **answered})
 
 
 def _as_text(error: str) -> str:

@@ -19,6 +19,7 @@ from postbus.errors import (
     StoreFullError,
     StoreReadOnlyError,
 )
+from postbus.stores.lent_connection import LendableConnection
 
 # How long SQLite itself waits for another process before we look whether to go on waiting.
 _BUSY_SECONDS = 1.0
@@ -58,6 +59,7 @@ def open_connection(path: Path, synchronous: str, *, check: Check | None = None)
             timeout=_BUSY_SECONDS,
             isolation_level=None,
             check_same_thread=False,
+            factory=LendableConnection,
         )
         try:
             if check is not None:

@@ -16,6 +16,7 @@ from postbus.stores.sqlite.rows import (
     dead_letter_from_row,
     moment_to_text,
 )
+from postbus.stores.wishes import as_wanted
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
@@ -140,7 +141,7 @@ class SQLiteDeadLetters:
         rows = await self._file.read_committed(
             lambda connection: connection.execute(_READ_WANTED_RETRIES, values).fetchall()
         )
-        return [dead_letter_from_row(row) for row in rows]
+        return [as_wanted(dead_letter_from_row(row), row[-1]) for row in rows]
 
     async def bury_late(
         self,

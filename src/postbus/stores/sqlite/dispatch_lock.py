@@ -30,16 +30,24 @@ class FileDispatchLock:
 
     def try_acquire(self) -> bool:
         """Become or stay the owner, without waiting. Safe from any thread."""
-        self.is_wanted = True
         with self._guard:
-            if self._file is None:
-                self._file = _lock_file(self._path)
-            return self._file is not None
+            self.is_wanted = True
+            return self._lock()
+
+    def take_over(self) -> bool:
+        """Become the owner if that is still wanted; whether it is now. Safe from any thread."""
+        with self._guard:
+            return self.is_wanted and self._file is None and self._lock()
+
+    def _lock(self) -> bool:
+        if self._file is None:
+            self._file = _lock_file(self._path)
+        return self._file is not None
 
     def release(self) -> None:
         """Let another process become the owner. Idempotent."""
-        self.is_wanted = False
         with self._guard:
+            self.is_wanted = False
             if self._file is not None:
                 os.close(self._file)
                 self._file = None

@@ -3,6 +3,8 @@
 import contextlib
 import sqlite3
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,9 +15,10 @@ from postbus.stores.named_queries import load_queries
 from postbus.stores.sqlite.connection import is_closed, patiently, translate, translated_errors
 from postbus.stores.sqlite.dispatch_lock import FileDispatchLock
 from postbus.stores.sqlite.file_trust import FileTrust
-from postbus.stores.sqlite.group_statement import MOST_EVENTS, write_group
+from postbus.stores.sqlite.group_statement import MOST_EVENTS, Finished, write_group
 from postbus.stores.sqlite.inserting import LARGEST_STATEMENT, insert_events
 from postbus.stores.sqlite.jobs import Call, Insert, Job, TransactionLostError
+from postbus.stores.sqlite.log_copy import LogCopy, set_patience
 from postbus.stores.sqlite.log_pages import read_head
 from postbus.stores.sqlite.rows import moment_to_text, sequences_to_json, to_json
 
@@ -25,8 +28,15 @@ _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 _CONCERNS_ALL = (FileReplacedError, StoreBusyError, StoreFullError, StoreReadOnlyError)
 # After about so many pages the log is copied into the database file: in a long log look-ups are slow.
 _CHECKPOINT_PAGES = 2_000
-_LONGEST_LOG = 8_000
 _PAGES_PER_COMMIT = 5
+# From so many publishers on, finished events are marked by the statement that stores the new ones: it runs
+# while the event loop is busy with the group before, and a statement of its own would hold up the next group.
+# Fewer publishers are often all waiting: for them it is the other way round.
+_LARGE_GROUP = 16
+# So many times as many as there are publishers; more would hold them up.
+_MOST_BESIDE = 2
+# How long each write still waits for others while the store is closing, after the first that did so in vain.
+_SECONDS_AT_LAST = 0.01
 # SQLite's number for synchronous=NORMAL, at which a commit does not wait for the disk.
 _NORMAL = 1
 # A changed row, and an event that is written the short way. It takes less of the log than this; but its page
@@ -41,8 +51,11 @@ class GroupCommit:
     def __init__(self, path: Path, connect: Callable[[], sqlite3.Connection], clock: Clock) -> None:
         self._path, self._connect, self._clock = path, connect, clock
         self._pages_since_checkpoint = 0.0
+        self._log_copy = LogCopy()
         self._turn = FileDispatchLock(path)
         self.closing = threading.Event()
+        self.finished_at = 0.0
+        """When events were marked done last, or it was tried."""
         self._last_sequence = self._level = self._present_level = 0
         self._connection = self._open()
         self.head = self._last_sequence
@@ -53,11 +66,12 @@ class GroupCommit:
         """The writing connection; another one after a handler has closed it."""
         return self._connection
 
-    def insert(self, jobs: Sequence[Job]) -> bool:
+    def insert(self, jobs: Sequence[Job], finished: deque[GlobalSequence]) -> bool:
         """Store new events by one statement that is its own transaction; False: nothing is written yet.
 
         Then write() does it, or tells what is wrong: others are in the way or have used the numbers,
         the connection is closed or in a transaction, or the jobs are more than plain events.
+        The same statement may mark *finished* events done, which are taken out when that is written.
         """
         # Few calls: for a lone publisher, after whose last event the processor has turned to other things,
         # each of them takes a microsecond.
@@ -69,8 +83,10 @@ class GroupCommit:
                 return False
             if self._present_level != self._level:
                 self._wait_for_disk(True)
-            count = write_group(self._connection, self._last_sequence, drafts)
-            if count != len(drafts):
+            goes_beside = len(jobs) >= _LARGE_GROUP and len(finished) <= len(jobs) * _MOST_BESIDE
+            beside = list(finished) if goes_beside else []
+            count = write_group(self._connection, self._last_sequence, drafts, self._as_range(beside))
+            if count < len(drafts):
                 self._take_back(drafts, count)
                 return False
         except Exception as raised:
@@ -78,8 +94,12 @@ class GroupCommit:
                 return False
             self._spoil(jobs, raised)
             return True
+        if count > len(drafts):
+            self.finished_at = time.monotonic()
+            for _ in beside:
+                finished.popleft()
         self._give_numbers(jobs)
-        self._pages_since_checkpoint += _PAGES_PER_COMMIT + len(drafts) * _PAGES_PER_CHANGE
+        self._pages_since_checkpoint += _PAGES_PER_COMMIT + count * _PAGES_PER_CHANGE
         self.head = self._last_sequence
         return True
 
@@ -117,7 +137,7 @@ class GroupCommit:
         if self._pages_since_checkpoint < _CHECKPOINT_PAGES or self._trust.is_lost:
             return
         self._pages_since_checkpoint = 0.0
-        self._in_turn(is_owner, self._checkpoint)
+        self._in_turn(is_owner, lambda: self._log_copy.copy(self._connection))
 
     def look_after_file(self, is_owner: Callable[[], bool]) -> None:
         """See whether the file can still be trusted, and mend what can be mended."""
@@ -154,12 +174,6 @@ class GroupCommit:
         if stored_count:
             ids = to_json([draft.id for draft in drafts])
             self._connection.execute(_QUERIES["take_back_events"], (self._last_sequence, ids))
-
-    def _checkpoint(self) -> None:
-        _, log_pages, _ = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        if log_pages > _LONGEST_LOG:
-            # Others never pause, so that the log never comes to its end: make them, for a moment.
-            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
 
     def _in_turn(self, is_owner: Callable[[], bool], copy_log: Callable[[], None]) -> None:
         """One process at a time copies the log: the owner of the dispatch, or while there is none whoever
@@ -257,7 +271,15 @@ class GroupCommit:
             self._last_sequence = read_head(self._connection)
 
     def _begin(self) -> None:
-        patiently(self._begin_at_once, self.closing)
+        try:
+            patiently(self._begin_at_once, self.closing)
+        except StoreBusyError:
+            if not self.closing.is_set():
+                raise
+            # What still comes would wait as long, one after the other, for somebody who may never go; but
+            # whoever has gone since the last look is in nobody's way.
+            set_patience(self._connection, _SECONDS_AT_LAST)
+            self._begin_at_once()
 
     def _begin_at_once(self) -> None:
         with translated_errors(self._path):
@@ -271,13 +293,20 @@ class GroupCommit:
                 job.sequences = range(first, self._last_sequence + 1)
 
     def _finish(self, finished: Sequence[GlobalSequence]) -> None:
+        if (marked := self._as_range(finished)) is not None:
+            self._connection.execute(_QUERIES["finish_range"], (marked.now, marked.first, marked.last))
+        elif finished:
+            values = (moment_to_text(self._clock.now()), sequences_to_json(finished))
+            self._connection.execute(_QUERIES["finish_events"], values)
+
+    def _as_range(self, finished: Sequence[GlobalSequence]) -> Finished | None:
+        """None if there are none, or others between them."""
         if not finished:
-            return
-        now, first, last = moment_to_text(self._clock.now()), min(finished), max(finished)
-        if len(set(finished)) == last - first + 1:
-            self._connection.execute(_QUERIES["finish_range"], (now, first, last))
-        else:
-            self._connection.execute(_QUERIES["finish_events"], (now, sequences_to_json(finished)))
+            return None
+        first, last = min(finished), max(finished)
+        if len(set(finished)) != last - first + 1:
+            return None
+        return Finished(first, last, moment_to_text(self._clock.now()))
 
 
 def _plain_drafts(jobs: Sequence[Job]) -> list[Draft]:

@@ -3,6 +3,7 @@
 import functools
 import sqlite3
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from postbus.events import Draft
 from postbus.stores.named_queries import load_queries
@@ -19,29 +20,48 @@ _SMALL_STEP, _LARGE_STEP = 10, 100
 MOST_EVENTS = 1_000
 
 
-def write_group(connection: sqlite3.Connection, last_sequence: int, drafts: Sequence[Draft]) -> int:
-    """Store drafts with the numbers after *last_sequence*; how many: none if others were given out."""
+class Finished(NamedTuple):
+    """Events that are to be marked done: all from the first number to the last."""
+
+    first: int
+    last: int
+    now: str
+
+
+def write_group(
+    connection: sqlite3.Connection,
+    last_sequence: int,
+    drafts: Sequence[Draft],
+    finished: Finished | None = None,
+) -> int:
+    """Store drafts with the numbers after *last_sequence*; how many: none if others were given out.
+
+    More than that if finished events were marked as well, which is not done where others have triggers.
+    """
     values: list[object] = []
     for sequence, draft in enumerate(drafts, last_sequence + 1):
         event_id, event_type, payload, status, metadata, created_at = draft_to_row(draft)
         values += (
             sequence, event_id, event_type, payload, status or _NONE, metadata or _NONE, created_at
         )  # fmt: skip
-    statement, room = _statement_for(len(drafts))
+    statement, room = _statement_for(len(drafts), finished is not None)
     values += room
     values.append(last_sequence)
+    if finished is not None:
+        values += (finished.now, finished.first, finished.last, last_sequence)
     return connection.execute(statement, values).rowcount
 
 
 @functools.cache
-def _statement_for(event_count: int) -> tuple[str, Sequence[int]]:
+def _statement_for(event_count: int, with_finished: bool) -> tuple[str, Sequence[int]]:
     """The statement for so many events, and the values of the room that they leave empty."""
     step = 1 if event_count == 1 else _SMALL_STEP if event_count <= _LARGE_STEP else _LARGE_STEP
     empty_count = -event_count % step
-    return _statement(event_count + empty_count), (_NONE,) * (_VALUES_PER_EVENT * empty_count)
+    return _statement(event_count + empty_count, with_finished), (_NONE,) * (_VALUES_PER_EVENT * empty_count)
 
 
 @functools.cache
-def _statement(row_count: int) -> str:
+def _statement(row_count: int, with_finished: bool) -> str:
     row = f"({', '.join('?' * _VALUES_PER_EVENT)})"
-    return _QUERIES["write_group"].format(rows=", ".join([row] * row_count))
+    finished = _QUERIES["finish_beside"].removesuffix(";") if with_finished else ""
+    return _QUERIES["write_group"].format(rows=", ".join([row] * row_count), finished=finished)

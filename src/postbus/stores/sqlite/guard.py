@@ -4,6 +4,7 @@ import contextlib
 import sqlite3
 import time
 
+from postbus.stores import lent_connection
 from postbus.stores.sqlite.connection import is_closed
 
 # How many steps of SQLite's machine pass between two looks at the time.
@@ -44,15 +45,17 @@ class TransactionGuard:
         """The store is about to close: the time of a handler is up."""
         self._stops_at = min(self._stops_at, time.monotonic())
 
-    def lend(self, timeout: float) -> None:
+    def lend(self, connection: sqlite3.Connection, timeout: float) -> None:
         """The handler has the connection from now on."""
+        lent_connection.lend(connection)
         self.was_refused = self.was_interrupted = False
         self._stops_at = time.monotonic() + timeout
         self.is_lent = True
 
-    def take_back(self) -> None:
-        """The handler is done."""
+    def take_back(self, connection: sqlite3.Connection) -> None:
+        """The handler is done, and whatever it left open is closed."""
         self.is_lent = False
+        lent_connection.take_back(connection)
 
     def end(self, connection: sqlite3.Connection) -> None:
         """Make the connection what it was, whatever handlers did to it."""

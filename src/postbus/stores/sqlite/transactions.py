@@ -1,10 +1,12 @@
 """Handlers that work inside the transaction in which their subscriber's checkpoint moves."""
 
+import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from postbus.errors import StoreError, SubscriberFencedError, TransactionEndedError
 from postbus.events import BatchOutcome, Event, RetryOutcome, SubscriberId
@@ -62,11 +64,14 @@ class Batch:
             connection.execute(_QUERIES["begin_event"])
             error = self._call(event, connection)
             if is_closed(connection) or not connection.in_transaction or _is_of_the_store(error):
-                self.events, self.loss = self.events[:done_count], self._blame(error)
-                raise TransactionLostError
-            if error is not None:
-                connection.execute(_QUERIES["undo_event"])
-            connection.execute(_QUERIES["end_event"])
+                self._lose(done_count, self._blame(error))
+            try:
+                self._end_event(connection, error)
+            except sqlite3.Error as refused:
+                _give_up(connection)
+                self._lose(
+                    done_count, self._blame(refused) if _is_of_the_store(refused) else error or refused
+                )
             if error is not None:
                 return done_count, error
             done_count += 1
@@ -77,19 +82,29 @@ class Batch:
     def _call(self, event: Event, connection: sqlite3.Connection) -> BaseException | None:
         """Why the event must take no effect, or None."""
         error: BaseException | None = None
-        self.guard.lend(self.timeout)
+        self.guard.lend(connection, self.timeout)
         try:
             self.handle(event, connection)
         except BaseException as raised:
             # A user's code ends here: whatever it raised is this event's, and the thread lives on.
             error = raised
         finally:
-            self.guard.take_back()
+            self.guard.take_back(connection)
         if self.guard.was_interrupted:
             return TimeoutError(f"handler took longer than {self.timeout:g} s and was interrupted")
         if self.guard.was_refused:
             return TransactionEndedError(self.subscriber_id)
         return error
+
+    def _end_event(self, connection: sqlite3.Connection, error: BaseException | None) -> None:
+        if error is not None:
+            connection.execute(_QUERIES["undo_event"])
+        connection.execute(_QUERIES["end_event"])
+
+    def _lose(self, done_count: int, loss: BaseException) -> NoReturn:
+        """Have the transaction begun anew, without the event after so many."""
+        self.events, self.loss = self.events[:done_count], loss
+        raise TransactionLostError
 
     def _blame(self, error: BaseException | None) -> BaseException:
         """Who is to hear that the transaction is lost: the user of the store, or the handler."""
@@ -106,6 +121,14 @@ class Batch:
             return
         position = {"position": last.global_sequence, "event_id": last.id, "now": self.now}
         connection.execute(_QUERIES["advance_checkpoint"], {**position, "subscriber_id": self.subscriber_id})
+
+
+def _give_up(connection: sqlite3.Connection) -> None:
+    """A statement that we can't reach is at work: it would keep every transaction from being committed."""
+    with contextlib.suppress(sqlite3.Error):
+        # Before it is closed: SQLite keeps the transaction for as long as the statement.
+        connection.execute(_QUERIES["rollback"])
+    connection.close()
 
 
 def _is_of_the_store(error: BaseException | None) -> bool:

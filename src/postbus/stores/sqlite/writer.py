@@ -89,8 +89,6 @@ class Writer:
         self._jobs: queue.SimpleQueue[Job | _Look | None] = queue.SimpleQueue()
         self._unsettled = 0
         self._finished: deque[GlobalSequence] = deque()
-        # When events were marked done last.
-        self._finished_at = 0.0
         self._is_finishing = False
         self._is_flush_due = False
         self._nudge = Nudge(self._loop, lambda: self._unsettled > 0)
@@ -281,9 +279,9 @@ class Writer:
         self._hand_over_at = max(_LEAST_HAND_OVER, len(jobs) // 2)
         if self._is_handing_over:
             self._taken.set()
-        # New events alone are one statement; with those that are finished they would be a transaction of
-        # several. So these go after them, now and then, when no publisher waits for it.
-        goes_alone = self._commit.insert(jobs)
+        # New events alone are one statement; with those that are finished, unless it can mark them too, they
+        # would be a transaction of several. So these go after them, now and then, when no publisher waits.
+        goes_alone = self._commit.insert(jobs, self._finished)
         if not goes_alone:
             goes_alone = bool(jobs) and all(isinstance(job, Insert) for job in jobs)
             self._commit_all(jobs, [] if goes_alone else self._take_finished())
@@ -294,7 +292,7 @@ class Writer:
             self._bell.ring(self._settle, jobs, head)
         if head != head_before:
             self._announce()
-        if goes_alone and self._finished and time.monotonic() - self._finished_at >= _FINISH_DELAY:
+        if goes_alone and self._finished and time.monotonic() - self._commit.finished_at >= _FINISH_DELAY:
             # Set before they are taken: whoever finds none waiting sees that they are not written yet.
             self._is_finishing = True
             finished = self._take_finished()
@@ -305,7 +303,7 @@ class Writer:
                 self._is_finishing = False
 
     def _take_finished(self) -> list[GlobalSequence]:
-        self._finished_at = time.monotonic()
+        self._commit.finished_at = time.monotonic()
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def _commit_all(self, jobs: list[Job], finished: list[GlobalSequence]) -> None:

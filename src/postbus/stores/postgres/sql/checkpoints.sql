@@ -114,11 +114,12 @@ INSERT INTO {schema}.event_bus_outbox (subscriber_pool, global_sequence, event_i
 SELECT $1::text, sequence, event_id, dead_letter_id
 FROM unnest($15::bigint[], $16::text[], $17::text[]) AS entry (sequence, event_id, dead_letter_id)
 WHERE EXISTS (SELECT FROM saved)
-ON CONFLICT (subscriber_pool, global_sequence) DO NOTHING;
+ON CONFLICT (subscriber_pool, global_sequence) DO NOTHING RETURNING dead_letter_id;
 
 -- name: end_wish_for_retry
+-- Of the letters that got a row now: the row of another means an attempt that began before the wish.
 UPDATE {schema}.event_bus_dlq SET retry_wanted_at = NULL
-WHERE id = ANY($17::text[]) AND EXISTS (SELECT FROM saved);
+WHERE id = ANY($17::text[]) AND id IN (SELECT dead_letter_id FROM fed);
 
 -- name: save_and_feed
 -- Moves the checkpoint as save_checkpoint does, and gives the events to the workers; whether it was moved.
@@ -241,19 +242,22 @@ SET error_message = excluded.error_message, retry_count = excluded.retry_count,
     last_retry_at = NULL, retry_wanted_at = NULL, resolved_at = NULL, resolved_by = NULL, notes = NULL;
 
 -- name: note_retry_success
+-- What somebody has resolved meanwhile is as they have left it.
 UPDATE {schema}.event_bus_dlq
 SET resolved_at = $3, resolved_by = $2, last_retry_at = $3, retry_wanted_at = NULL
-WHERE id = $1 AND subscriber_id = $2;
+WHERE id = $1 AND subscriber_id = $2 AND resolved_at IS NULL;
 
 -- name: note_retry_failure
+-- Ends the wish $5 that it answers, or any if that is not known (NULL). A newer one stays.
 -- The history is lengthened as text: jsonb would refuse some of what another program may have written there.
 UPDATE {schema}.event_bus_dlq
-SET retry_count = retry_count + 1, error_message = $4, last_retry_at = $3, retry_wanted_at = NULL,
+SET retry_count = retry_count + 1, error_message = $4, last_retry_at = $3,
+    retry_wanted_at = CASE WHEN retry_wanted_at <> $5 THEN retry_wanted_at END,
     error_history = CASE
         WHEN json_typeof(error_history) <> 'array' THEN json_build_array(error_history, $4::text)
         WHEN json_array_length(error_history) = 0 THEN json_build_array($4::text)
         ELSE (left(rtrim(error_history::text, E' \t\r\n'), -1) || ',' || to_json($4::text) || ']')::json END
-WHERE id = $1 AND subscriber_id = $2;
+WHERE id = $1 AND subscriber_id = $2 AND resolved_at IS NULL RETURNING retry_wanted_at IS NOT NULL;
 
 -- name: put_states
 INSERT INTO {schema}.postbus_states (store_name, key, state, updated_at)

@@ -35,20 +35,34 @@ ORDER BY id = $1 DESC, created_at DESC, global_sequence DESC LIMIT 1;
 ('x' || left(md5(convert_to(coalesce(stream_id, event_id), 'UTF8')), 8))::bit(32)::bigint;
 
 -- name: read_wanted_retries
--- Of the part $3 of $4, which are 0 and 1 where there is but one.
-SELECT {letter_columns} FROM {schema}.event_bus_dlq AS letter
+-- Of the part $3 of $4, which are 0 and 1 where there is but one. What a competing worker has comes when that is done.
+SELECT {letter_columns}, letter.retry_wanted_at FROM {schema}.event_bus_dlq AS letter
 WHERE subscriber_id = $1 AND retry_wanted_at IS NOT NULL
+    AND NOT EXISTS (
+        SELECT FROM {schema}.event_bus_outbox AS fed
+        WHERE fed.subscriber_pool = letter.subscriber_id AND fed.global_sequence = letter.global_sequence
+    )
     AND ($4::bigint = 1 OR {letter_part_hash} % $4::bigint = $3::bigint)
 ORDER BY created_at, global_sequence LIMIT $2;
 
 -- name: want_retry
-UPDATE {schema}.event_bus_dlq SET retry_wanted_at = coalesce(retry_wanted_at, $2)
+-- Each wish is later than the one before: an attempt that is under way for that one does not end this one.
+UPDATE {schema}.event_bus_dlq
+SET retry_wanted_at = greatest($2, retry_wanted_at + interval '1 microsecond')
 WHERE (id = $1 OR event_id = $1) AND resolved_at IS NULL;
 
 -- name: want_retries
-UPDATE {schema}.event_bus_dlq SET retry_wanted_at = coalesce(retry_wanted_at, $1)
+UPDATE {schema}.event_bus_dlq
+SET retry_wanted_at = greatest($1, retry_wanted_at + interval '1 microsecond')
 WHERE resolved_at IS NULL AND ($2::text IS NULL OR event_type = $2)
     AND ($3::text IS NULL OR subscriber_id = $3);
+
+-- name: withdraw_retries
+-- Those that no worker has begun yet.
+DELETE FROM {schema}.event_bus_outbox AS fed USING {schema}.event_bus_dlq AS letter
+WHERE (letter.id = $1 OR letter.event_id = $1) AND letter.resolved_at IS NULL AND fed.status = 'pending'
+    AND fed.subscriber_pool = letter.subscriber_id AND fed.global_sequence = letter.global_sequence
+    AND fed.dead_letter_id = letter.id;
 
 -- name: resolve_letter
 UPDATE {schema}.event_bus_dlq
