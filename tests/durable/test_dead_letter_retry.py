@@ -146,6 +146,27 @@ async def test_a_pause_comes_between_two_retries(make_bus: MakeBus) -> None:
     assert seen == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
 
 
+async def test_new_events_come_between_two_retries(make_bus: MakeBus) -> None:
+    """Thousands may be wanted, and nobody waits for all of them."""
+    bus = make_bus()
+    seen: list[object] = []
+
+    @bus.on("*", id=ID, retry=ONCE)
+    async def take(event: Event) -> None:
+        seen.append(event.payload)
+        if len(seen) <= 3:
+            raise ValueError("not yet")
+        if event.payload == 0:
+            await bus.publish("a", "new")
+
+    await publish_numbers(bus, 0, 1, 2)
+    await soon(bus.idle())
+    await bus.dlq.retry_all()
+    await soon(until_resolved(bus))
+
+    assert seen == [0, 1, 2, 0, "new", 1, 2]
+
+
 async def test_a_resolved_one_is_not_retried(make_bus: MakeBus) -> None:
     bus, handler = make_bus(), FlakyHandler(1)
     bus.subscribe("*", handler, id=ID, retry=ONCE)

@@ -1,17 +1,17 @@
 """One event, one attempt: through its handlers one after another, each with its timeout."""
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any
 
 from postbus.closing import is_closing, is_within
 from postbus.delivery.begun import Begun
+from postbus.delivery.error_stories import describe_error
 from postbus.delivery.gate import Gate
 from postbus.delivery.handler_threads import HandlerThreads
 from postbus.delivery.subscriptions import Route, Subscription
@@ -23,10 +23,6 @@ from postbus.ports import Clock
 
 logger = logging.getLogger("postbus")
 
-_LONGEST_ERROR = 10_000
-# One of several in a group: none must hide the others.
-_LONGEST_MEMBER = 1_000
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -34,6 +30,8 @@ class Failure:
 
     subscription_id: str
     error: str
+    # What the handler has raised: the log shows where.
+    cause: BaseException | None = None
     # The handler needed the bus, which takes no new work any more: not the event's fault.
     is_by_shutdown: bool = False
 
@@ -201,7 +199,7 @@ class Attempts:
             watchdog.end(call)
         if call.is_late:
             if call.ended_by_timeout():
-                error = _timeout_error(subscription)
+                error = _timeout_error(subscription, error)
             if call.is_abandoned:
                 raise AbandonedError
         return self._end(subscription, ticket, error)
@@ -213,7 +211,7 @@ class Attempts:
         if error is None:
             return None
         is_by_shutdown = self._is_stopping and isinstance(error, EventBusShutdownError)
-        return Failure(subscription.id, describe_error(error), is_by_shutdown)
+        return Failure(subscription.id, describe_error(error), error, is_by_shutdown)
 
     def _abandon(self, call: Call) -> None:
         """The handler took no notice of its cancellation: go on without it."""
@@ -267,62 +265,8 @@ async def _call_async(subscription: Subscription, event: Event) -> None:
     await subscription.handler(subscription.delivered.of(event))  # type: ignore[misc]
 
 
-def _timeout_error(subscription: Subscription) -> TimeoutError:
-    return TimeoutError(f"handler took longer than {subscription.timeout:g} s and was cancelled")
-
-
-def describe_error(error: BaseException) -> str:
-    """The type and message of an error, in a group also those of its members: one string of a dead letter."""
-    if not isinstance(error, BaseExceptionGroup):
-        return _shorten(_describe_alone(error), _LONGEST_ERROR)
-    story = ""
-    for piece in _pieces_of_group(error):
-        story += piece
-        if len(story) > _LONGEST_ERROR:
-            return f"{story[:_LONGEST_ERROR]}… (and more)"
-    return story
-
-
-def _pieces_of_group(group: BaseExceptionGroup[Any]) -> Iterator[str]:
-    """Its description bit by bit, for a reader who stops when it is enough."""
-    yield _describe_member(group)
-    # Without recursion: groups may be deeper than the stack, and one of the user's own may be in itself.
-    open_groups, before = [_members(group)], " ["
-    while open_groups:
-        member = next(open_groups[-1], None)
-        if member is None:
-            open_groups.pop()
-            if before == "; ":
-                yield "]"
-            before = "; "
-            continue
-        yield before + _describe_member(member)
-        before = "; "
-        if isinstance(member, BaseExceptionGroup):
-            open_groups.append(_members(member))
-            before = " ["
-
-
-def _members(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
-    with contextlib.suppress(Exception):
-        yield from group.exceptions
-
-
-def _describe_member(error: BaseException) -> str:
-    # Within a group in one line, so that it can be seen where it begins and ends.
-    return " ".join(_shorten(_describe_alone(error), _LONGEST_MEMBER).split())
-
-
-def _describe_alone(error: BaseException) -> str:
-    name = type(error).__qualname__
-    try:
-        message = str(error)
-    except Exception:
-        message = "(its message can't be shown: __str__ raised)"
-    text = f"{name}: {message}" if message else name
-    # Any store must be able to keep it: no lone surrogates, no NUL, no end without end.
-    return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
-
-
-def _shorten(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+def _timeout_error(subscription: Subscription, ended_with: BaseException | None = None) -> TimeoutError:
+    error = TimeoutError(f"handler took longer than {subscription.timeout:g} s and was cancelled")
+    # Where it was at that moment.
+    error.__cause__ = ended_with
+    return error

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from postbus.config import AnyCheckpointMode
 from postbus.delivery.advance import Advance
+from postbus.delivery.error_stories import warn_of
 from postbus.delivery.patience import Patience, StoppedError
 from postbus.delivery.receivers import Effects
 from postbus.delivery.stretch import Stretch
@@ -18,6 +19,7 @@ from postbus.errors import StoreError
 from postbus.events import (
     Burial,
     Checkpoint,
+    DeadLetter,
     Event,
     FencedOwner,
     Gap,
@@ -268,17 +270,23 @@ class CheckpointWriter:
         """Write the event's effects and all before it in one transaction; a refusal of them is raised."""
         await self._save(lambda reached: self._progress(reached, effects), event)
 
-    async def write_retry(self, outcome: RetryOutcome, effects: Effects | None) -> None:
-        """Write what became of a dead letter's retry, with its effects."""
-        if outcome.error is not None:
-            logger.warning(
-                "the retry of dead letter %s of %s failed: %s",
-                outcome.dead_letter_id,
-                self._subscriber_id,
-                outcome.error,
-                extra={"subscription_id": self._subscriber_id, "error": outcome.error},
-            )
-        await self._save(lambda reached: replace(self._progress(reached, effects), retries=(outcome,)))
+    async def write_retry(self, letter: DeadLetter, effects: Effects | None) -> None:
+        """Write that a dead letter's retry was a success, with its effects."""
+        await self._write_retry(RetryOutcome(letter.dead_letter_id, None), effects)
+
+    async def write_failed_retry(
+        self, letter: DeadLetter, error: str, cause: BaseException | None = None
+    ) -> None:
+        """Write that a dead letter's retry has failed."""
+        warn_of(
+            cause,
+            "the retry of dead letter %s of %s failed: %s",
+            letter.dead_letter_id,
+            self._subscriber_id,
+            error,
+            extra={"subscription_id": self._subscriber_id, "error": error},
+        )
+        await self._write_retry(RetryOutcome(letter.dead_letter_id, error), None)
 
     async def finish(self) -> None:
         """Ring no more, and return when nothing is being written beside a handler."""
@@ -323,6 +331,9 @@ class CheckpointWriter:
             drafts=effects.drafts,
             is_repeatable=is_repeatable,
         )
+
+    async def _write_retry(self, outcome: RetryOutcome, effects: Effects | None) -> None:
+        await self._save(lambda reached: replace(self._progress(reached, effects), retries=(outcome,)))
 
     async def _save(self, make_progress: Callable[[LogPosition], Progress | None], *events: Event) -> None:
         """Write one after the other; events that are processed meanwhile wait for the next time.

@@ -12,6 +12,7 @@ from postbus.config import RetryPolicy
 from postbus.delivery.attempts import Attempts, Failure, GivenBackError
 from postbus.delivery.counters import CountersByType
 from postbus.delivery.couriers import Couriers
+from postbus.delivery.error_stories import warn_of
 from postbus.delivery.interrupted import is_in_doubt
 from postbus.delivery.subscriptions import Route, Subscriptions
 from postbus.errors import StoreClosedError, StoreError
@@ -301,7 +302,8 @@ def _not_given_back(left: Sequence[GlobalSequence], reason: object) -> StoreErro
 
 
 def _log_failure(event: Event, failure: Failure, attempt: int, max_attempts: int, delay: float) -> None:
-    logger.warning(
+    warn_of(
+        failure.cause,
         "attempt %d of %d failed for event %s (%s): %s",
         attempt,
         max_attempts,

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from postbus.config import Batched
 from postbus.delivery.checkpoint_writer import CheckpointWriter
+from postbus.delivery.error_stories import describe_error, warn_of
 from postbus.delivery.interrupted import INTERRUPTED
 from postbus.delivery.patience import Patience
 from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.suspects import Suspects
-from postbus.events import Burial, Checkpoint, DeadLetter, Event, GlobalSequence, RetryOutcome
+from postbus.errors import PayloadTypeError
+from postbus.events import Burial, Checkpoint, DeadLetter, Event, GlobalSequence
 from postbus.policy.retry import is_exhausted, retry_delay
 
 logger = logging.getLogger("postbus")
@@ -25,6 +27,13 @@ class Failed:
 
     error: str
     is_final: bool = False
+    cause: BaseException | None = None
+    """What the handler has raised: the log shows where."""
+
+
+def failed_by(error: BaseException) -> Failed:
+    """The attempt that an error has ended."""
+    return Failed(describe_error(error), is_final=isinstance(error, PayloadTypeError), cause=error)
 
 
 class FailureMemory:
@@ -93,7 +102,7 @@ class Failures:
             return True
         if self._left_at == sequence:
             self._left_at = None
-            await self._writer.write_retry(RetryOutcome(letter.dead_letter_id, INTERRUPTED), None)
+            await self._writer.write_failed_retry(letter, INTERRUPTED)
             return False
         await self._writer.write_attempt(sequence, 1)
         return True
@@ -123,7 +132,7 @@ class Failures:
         policy = self._subscriber.retry
         is_dead = failed.is_final or is_exhausted(policy, len(errors))
         delay = 0.0 if is_dead else retry_delay(policy, len(errors), self._noise())
-        tell_failure(self._subscriber, event, failed.error, len(errors), delay)
+        tell_failure(self._subscriber, event, failed, len(errors), delay)
         if is_dead:
             await self.bury(event, sequence, errors)
             return True
@@ -139,17 +148,18 @@ class Failures:
         tell_dead_letter(self._subscriber, event, len(errors))
 
 
-def tell_failure(subscriber: Subscriber, event: Event, error: str, attempt: int, delay: float) -> None:
+def tell_failure(subscriber: Subscriber, event: Event, failed: Failed, attempt: int, delay: float) -> None:
     """Log that an attempt has failed, and when the next one comes."""
     max_attempts = subscriber.retry.max_retries + 1
-    logger.warning(
+    warn_of(
+        failed.cause,
         "attempt %d of %d failed for event %s (%s) with %s: %s",
         attempt,
         max_attempts,
         event.id,
         event.type,
         subscriber.id,
-        error,
+        failed.error,
         extra={
             "event_id": event.id,
             "event_type": event.type,
@@ -157,7 +167,7 @@ def tell_failure(subscriber: Subscriber, event: Event, error: str, attempt: int,
             "attempt": attempt,
             "max_attempts": max_attempts,
             "delay_ms": round(delay * 1000),
-            "error": error,
+            "error": failed.error,
         },
     )
 

@@ -3,13 +3,12 @@
 import asyncio
 
 from postbus.closing import is_closing
-from postbus.delivery.attempts import describe_error
 from postbus.delivery.deliveries import LeftBehindError, describe_timeout
-from postbus.delivery.failures import Failed
+from postbus.delivery.failures import Failed, failed_by
 from postbus.delivery.handler_watch import HandlerWatch
 from postbus.delivery.patience import Patience, StoppedError, is_outage
 from postbus.delivery.receivers import Effects, Receiver
-from postbus.errors import EventBusShutdownError, PayloadTypeError, StoreError
+from postbus.errors import EventBusShutdownError, StoreError
 from postbus.events import Event
 
 
@@ -44,7 +43,7 @@ class HandlerCalls:
         if watch.is_stubborn:
             raise LeftBehindError
         if watch.is_late and watch.take_timeout():
-            return Failed(describe_timeout(watch.timeout))
+            return Failed(describe_timeout(watch.timeout), cause=error)
         return None if error is None else self._judge(error)
 
     def _judge(self, error: BaseException) -> Failed | StoreError:
@@ -57,4 +56,4 @@ class HandlerCalls:
             raise StoppedError from error
         if isinstance(error, StoreError) and is_outage(error):
             return error
-        return Failed(describe_error(error), is_final=isinstance(error, PayloadTypeError))
+        return failed_by(error)

@@ -29,7 +29,7 @@ from postbus.delivery.subscriber import Subscriber
 from postbus.delivery.suspects import Suspects
 from postbus.delivery.transactional_deliveries import TransactionalDeliveries
 from postbus.errors import StoreError
-from postbus.events import Checkpoint, GlobalSequence, RetryOutcome, UndecodablePayload
+from postbus.events import Checkpoint, DeadLetter, GlobalSequence, UndecodablePayload
 from postbus.policy.patterns import type_filter
 from postbus.ports import Clock, Store
 
@@ -129,7 +129,9 @@ class Ownership:
         if is_time and self._catch_up.may_have_retries:
             self._looked_for_retries_at = now
             with contextlib.suppress(PutOffError):
-                await self._retry_dead_letters()
+                # Many may be wanted, and each may take its time: what is new comes between them.
+                while await self._retry_dead_letters():
+                    count += await self._deliver()
         return count
 
     async def look_at_gaps(self) -> None:
@@ -184,7 +186,8 @@ class Ownership:
         checkpoints, writer = self._around.store.checkpoints, self.writer
         await checkpoints.release(self._subscriber.id, writer.epoch, writer.server)
 
-    async def _retry_dead_letters(self) -> None:
+    async def _retry_dead_letters(self) -> bool:
+        """Until there may be something new in the log; whether more may be wanted."""
         store, patience = self._around.store, self._around.patience
         while not self._around.has_changed():
             letters = await patience.run(
@@ -194,14 +197,20 @@ class Ownership:
             )
             for letter in letters:
                 if self._around.has_changed():
-                    return
-                if isinstance(letter.payload, UndecodablePayload):
-                    error = describe_undecodable(letter.payload)
-                    await self.writer.write_retry(RetryOutcome(letter.dead_letter_id, error), None)
-                elif self._is_feeder or await self._failures.may_retry(letter, sequence_of(letter)):
-                    await self._deliveries.retry(letter)
+                    return False
+                await self._retry(letter)
+                # After one at least: what is beyond the head may be out of reach.
+                if store.log.known_head > self.writer.head:
+                    return True
             if len(letters) < _RETRIES_AT_ONCE:
-                return
+                break
+        return False
+
+    async def _retry(self, letter: DeadLetter) -> None:
+        if isinstance(letter.payload, UndecodablePayload):
+            await self.writer.write_failed_retry(letter, describe_undecodable(letter.payload))
+        elif self._is_feeder or await self._failures.may_retry(letter, sequence_of(letter)):
+            await self._deliveries.retry(letter)
 
     def _make_deliveries(self) -> Deliveries:
         subscriber, around = self._subscriber, self._around

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from postbus.closing import is_closing
-from postbus.delivery.attempts import describe_error
 from postbus.delivery.checkpoint_writer import CheckpointWriter
 from postbus.delivery.deliveries import (
     PutOffError,
     describe_undecodable,
     sequence_of,
 )
-from postbus.delivery.failures import Failed, Failures
+from postbus.delivery.error_stories import describe_error
+from postbus.delivery.failures import Failed, Failures, failed_by
 from postbus.delivery.halt import Halt
 from postbus.delivery.handler_calls import HandlerCalls
 from postbus.delivery.handler_watch import HandlerWatch
@@ -23,7 +23,7 @@ from postbus.errors import (
     StoreError,
     WrongExpectedVersionError,
 )
-from postbus.events import DeadLetter, Event, GlobalSequence, RetryOutcome, UndecodablePayload
+from postbus.events import DeadLetter, Event, GlobalSequence, UndecodablePayload
 
 # Handlers that never wait keep everything else from running for no longer than this, or so many events.
 _LONGEST_STRETCH = 0.005
@@ -89,14 +89,13 @@ class SingleDeliveries:
         left_behind = self._failures.memory.left_behind.pop(sequence_of(letter), None)
         outcome = left_behind or await self._attempt(letter)
         if isinstance(outcome, Failed):
-            await self._writer.write_retry(RetryOutcome(letter.dead_letter_id, outcome.error), None)
+            await self._writer.write_failed_retry(letter, outcome.error, outcome.cause)
             return
         try:
-            await self._writer.write_retry(RetryOutcome(letter.dead_letter_id, None), outcome)
+            await self._writer.write_retry(letter, outcome)
         except (WrongExpectedVersionError, DuplicateEventIdError) as error:
             self._receiver.forget_unwritten()
-            failed = RetryOutcome(letter.dead_letter_id, describe_error(error))
-            await self._writer.write_retry(failed, None)
+            await self._writer.write_failed_retry(letter, describe_error(error), error)
 
     @property
     def _easy_handler(self) -> "Callable[[Event], Awaitable[object]] | None":
@@ -193,7 +192,7 @@ class SingleDeliveries:
                 # Nothing of it was written, nor of the events before it.
                 await self._writer.write()
                 self._receiver.forget_unwritten()
-                return Failed(describe_error(error))
+                return failed_by(error)
             return None
         if effects is not None:
             self._writer.note_states(effects)

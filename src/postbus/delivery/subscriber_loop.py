@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from postbus.closing import is_within
 from postbus.config import InstanceMode, ReliableDeliveryConfig
-from postbus.delivery.attempts import describe_error
 from postbus.delivery.deliveries import LeftBehindError
+from postbus.delivery.error_stories import describe_error
 from postbus.delivery.failures import FailureMemory
 from postbus.delivery.halt import Halt
 from postbus.delivery.log_reader import LogReader

@@ -4,15 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from postbus.delivery.attempts import describe_error
 from postbus.delivery.checkpoint_writer import CheckpointWriter
 from postbus.delivery.deliveries import PutOffError, describe_undecodable, sequence_of
-from postbus.delivery.failures import Failed, Failures
+from postbus.delivery.error_stories import describe_error
+from postbus.delivery.failures import Failures, failed_by
 from postbus.delivery.patience import Patience, is_outage
 from postbus.delivery.receivers import TransactionalReceiver
 from postbus.delivery.subscriber import Subscriber
-from postbus.errors import PayloadTypeError
-from postbus.events import BatchOutcome, DeadLetter, Event, RetryOutcome, UndecodablePayload
+from postbus.events import BatchOutcome, DeadLetter, Event, UndecodablePayload
 from postbus.ports import CheckpointStore, Clock
 
 logger = logging.getLogger("postbus")
@@ -68,15 +67,16 @@ class TransactionalDeliveries:
             self._note(events[:count])
         if outcome.error is None or is_outage(outcome.error):
             return count
-        is_dead = await self._failures.take(events[count], sequence_of(events[count]), _failed(outcome.error))
+        is_dead = await self._failures.take(
+            events[count], sequence_of(events[count]), failed_by(outcome.error)
+        )
         return count + 1 if is_dead else count
 
     async def retry(self, letter: DeadLetter) -> None:
         """One attempt, which resolves the dead letter in its own transaction."""
         outcome = await self._process([letter], retried=letter.dead_letter_id)
         if outcome.error is not None:
-            failed = RetryOutcome(letter.dead_letter_id, describe_error(outcome.error))
-            await self._writer.write_retry(failed, None)
+            await self._writer.write_failed_retry(letter, describe_error(outcome.error), outcome.error)
 
     def _note(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -133,10 +133,6 @@ class TransactionalDeliveries:
             )
         )
         logger.error("%s", self._patience.reason, extra={"subscriber_id": self._subscriber.id})
-
-
-def _failed(error: BaseException) -> Failed:
-    return Failed(describe_error(error), is_final=isinstance(error, PayloadTypeError))
 
 
 def _decodable(events: Sequence[Event]) -> Sequence[Event]:

@@ -4,8 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from postbus.delivery.attempts import describe_error
-from postbus.delivery.failures import Failed
+from postbus.delivery.failures import Failed, failed_by
 from postbus.delivery.outbox.worker import Worker, Workplace
 from postbus.delivery.patience import Patience
 from postbus.delivery.receivers import Effects
@@ -97,5 +96,5 @@ class _EffectsOfDrain:
         try:
             await self._patience.run(lambda: self._checkpoints.save(progress))
         except (WrongExpectedVersionError, DuplicateEventIdError) as error:
-            return Failed(describe_error(error))
+            return failed_by(error)
         return None

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from postbus.delivery.attempts import describe_error
 from postbus.delivery.deliveries import LeftBehindError, PutOffError, describe_timeout, describe_undecodable
+from postbus.delivery.error_stories import describe_error
 from postbus.delivery.failures import Failed
 from postbus.delivery.handler_calls import HandlerCalls
 from postbus.delivery.handler_watch import HandlerWatch

@@ -90,7 +90,7 @@ class Settling:
         policy = self._subscriber.retry
         is_dead = failed.is_final or claimed.dead_letter_id is not None or is_exhausted(policy, len(errors))
         delay = 0.0 if is_dead else retry_delay(policy, len(errors), self._noise())
-        tell_failure(self._subscriber, event, failed.error, len(errors), delay)
+        tell_failure(self._subscriber, event, failed, len(errors), delay)
         if is_dead:
             await self.bury(claimed, event, errors)
             return
