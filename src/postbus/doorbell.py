@@ -54,7 +54,7 @@ class Doorbell:
             self._calls.clear()
         else:
             self._loop.remove_reader(counter)
-            contextvars.Context().run(self._answer)
+            self.answer()
         os.close(counter)
 
     def __del__(self) -> None:
@@ -76,12 +76,16 @@ class Doorbell:
         else:
             self._counter = counter
 
+    def answer(self) -> None:
+        """Answer whoever has rung by now, and not only in the next turn of the loop; outside of tasks."""
+        # Neither in the context of whoever happens to have opened the store nor in that of the last call.
+        contextvars.Context().run(self._answer)
+
     def _hear(self) -> None:
         if self._counter is not None:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._counter)
-        # Neither in the context of whoever happens to have opened the store nor in that of the last call.
-        contextvars.Context().run(self._answer)
+        self.answer()
 
     def _answer(self) -> None:
         calls = self._calls

@@ -21,7 +21,7 @@ async def _keep_busy_until(is_over: Callable[[], bool]) -> None:
 async def test_a_thread_that_waits_for_its_disk_holds_the_loop_up_less_and_less() -> None:
     """To let go of the GIL does not help it; and with its first news it is trusted again."""
     is_waiting = True
-    nudge = Nudge(asyncio.get_running_loop(), lambda: is_waiting)
+    nudge = Nudge(asyncio.get_running_loop(), lambda: is_waiting, lambda: None)
     nudge.arm()
     await _keep_busy_until(lambda: nudge._wait == _LONGEST_WAIT)
 
@@ -45,3 +45,34 @@ async def test_a_thread_that_waits_for_its_disk_holds_the_loop_up_less_and_less(
     finally:
         is_waiting = False
         thread.join()
+
+
+async def test_what_a_nudge_brings_is_answered_before_the_loop_turns() -> None:
+    """Each turn of a busy loop takes as long as the application likes."""
+    loop = asyncio.get_running_loop()
+    turn_count, answered_in = 0, list[int]()
+
+    def answer() -> None:
+        nudge.heard_count = nudge._news_count
+        answered_in.append(turn_count)
+
+    nudge, told_in = Nudge(loop, lambda: not answered_in, answer), list[int]()
+
+    def tell() -> None:
+        while not nudge._is_nudging:
+            time.sleep(0)
+        told_in.append(turn_count)
+        nudge.tell()
+
+    def turn() -> bool:
+        nonlocal turn_count
+        turn_count += 1
+        return bool(answered_in)
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    nudge.arm()
+    await _keep_busy_until(turn)
+    thread.join()
+
+    assert answered_in == told_in

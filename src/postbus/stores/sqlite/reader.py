@@ -49,7 +49,7 @@ class Reader:
         self._loop = asyncio.get_running_loop()
         self._queries: queue.SimpleQueue[_Query[object] | None] = queue.SimpleQueue()
         self._unanswered_count = 0
-        self._nudge = Nudge(self._loop, lambda: self._unanswered_count > 0)
+        self._nudge = Nudge(self._loop, lambda: self._unanswered_count > 0, bell.answer)
         self._thread: threading.Thread | None = None
         self._connection: sqlite3.Connection | None = None
         # So that no query comes after the end.
@@ -100,8 +100,8 @@ class Reader:
         while (query := self._queries.get()) is not None:
             if not query.answer.cancelled():
                 query.run(self._read_patiently)
-            self._nudge.tell()
             self._bell.ring(self._settle, query)
+            self._nudge.tell()
 
     def _read_patiently(self, run: Callable[[sqlite3.Connection], T]) -> T:
         return patiently(lambda: self._read(run), self._is_closing)

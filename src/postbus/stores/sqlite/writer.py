@@ -91,7 +91,7 @@ class Writer:
         self._finished: deque[GlobalSequence] = deque()
         self._is_finishing = False
         self._is_flush_due = False
-        self._nudge = Nudge(self._loop, lambda: self._unsettled > 0)
+        self._nudge = Nudge(self._loop, lambda: self._unsettled > 0, bell.answer)
         # The thread waits for jobs, and not for the disk.
         self._is_idle = False
         self._handed_over = -1
@@ -288,8 +288,8 @@ class Writer:
         head = self._commit.head
         if jobs:
             self._written_count += 1
-            self._nudge.tell()
             self._bell.ring(self._settle, jobs, head)
+            self._nudge.tell()
         if head != head_before:
             self._announce()
         if goes_alone and self._finished and time.monotonic() - self._commit.finished_at >= _FINISH_DELAY:
