@@ -95,8 +95,8 @@ class Backlog(Protocol):
         """Pending events with a higher sequence number, in order, but none of the types in *without*."""
         ...
 
-    async def dead_letter_count(self) -> int:
-        """How many dead letters the handlers have; the resolved ones may be among them or not."""
+    async def pending_count(self, up_to: GlobalSequence) -> int:
+        """How many are pending up to this sequence number; takes far less than to read them."""
         ...
 
     async def claim(self, sequences: Sequence[GlobalSequence]) -> set[GlobalSequence]:

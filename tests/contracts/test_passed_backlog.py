@@ -1,8 +1,9 @@
-"""Backlog: it is read without the types that nobody wants, and counts dead letters."""
+"""Backlog: it is read without the types that nobody wants, and counted."""
 
 import pytest
 
-from postbus.events import EventStatus
+from postbus.delivery.deliveries import sequence_of
+from postbus.events import EventStatus, GlobalSequence
 from postbus.ports import Backlog, Store
 from tests.contracts.backends import on_embedded
 from tests.contracts.steps import START, add, add_dead_letter, add_in_status, add_new, make_draft
@@ -55,31 +56,35 @@ class TestPendingWithoutTypes:
         assert await backlog.pending(START, 10, {"a"}) == []
 
 
-class TestDeadLetterCount:
-    async def test_it_grows_with_each_burial(self, store: Store, backlog: Backlog) -> None:
-        """And with nothing else that happens to an event."""
-        counts = [await backlog.dead_letter_count()]
+class TestPendingCount:
+    async def test_only_those_that_are_pending_up_to_the_number_count(
+        self, store: Store, backlog: Backlog
+    ) -> None:
+        """Whatever their types are, and not those beyond."""
         for status in EventStatus:
             await add_in_status(store, status, make_draft())
-            counts.append(await backlog.dead_letter_count())
-        sequence = await add_new(store, make_draft())
-        await store.queue.fail(sequence, 1, '["x"]')
+        await add(store, *[make_draft(type_, status=EventStatus.PENDING) for type_ in "abc"])
+        pending = [sequence_of(event) for event in await backlog.pending(START, 10)]
+
+        assert len(pending) == 4
+        assert await backlog.pending_count(START) == 0
+        for index, sequence in enumerate(pending):
+            assert await backlog.pending_count(GlobalSequence(sequence - 1)) == index
+            assert await backlog.pending_count(sequence) == index + 1
+        assert await backlog.pending_count(GlobalSequence(2**62)) == 4
+
+    async def test_it_follows_what_happens_to_them(self, store: Store, backlog: Backlog) -> None:
+        """Whoever is claimed or settled leaves, whoever is put back or retried comes."""
+        sequence = await add_new(store, make_draft(status=EventStatus.PENDING))
+        counts = [await backlog.pending_count(sequence)]
+        await backlog.claim([sequence])
+        counts.append(await backlog.pending_count(sequence))
         await store.queue.release([sequence])
-        await store.backlog.recover("x", "x")
-        counts.append(await backlog.dead_letter_count())
+        counts.append(await backlog.pending_count(sequence))
+        await backlog.settle_pending([sequence])
+        counts.append(await backlog.pending_count(sequence))
+        await add_dead_letter(store, make_draft(id="dead"))
+        await store.dead_letters.revive("dead")
+        counts.append(await backlog.pending_count(GlobalSequence(sequence + 1)))
 
-        assert counts == [0, 0, 0, 0, 1, 1]
-
-    async def test_it_shrinks_with_each_one_that_is_retried(self, store: Store, backlog: Backlog) -> None:
-        """One by one, or all together."""
-        for number in range(5):
-            await add_dead_letter(store, make_draft("a" if number < 4 else "b", id=f"dead-{number}"))
-        counts = [await backlog.dead_letter_count()]
-        await store.dead_letters.revive("dead-2")
-        counts.append(await backlog.dead_letter_count())
-        await store.dead_letters.revive_all("a", None)
-        counts.append(await backlog.dead_letter_count())
-        await store.dead_letters.revive_all(None, None)
-        counts.append(await backlog.dead_letter_count())
-
-        assert counts == [5, 4, 1, 0]
+        assert counts == [1, 0, 1, 0, 1]

@@ -1,8 +1,13 @@
 """The lane of events that no publisher waits for: what may not stop it, and what may not double it."""
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from postbus import Event, RetryPolicy
+from postbus import Event, RetryPolicy, SQLiteStore
+from postbus.events import GlobalSequence
+from postbus.ports import Backlog
 from tests.delivery.steps import FlakyHandler, MakeBus, soon, start, until
 
 
@@ -50,6 +55,63 @@ async def test_it_goes_on_after_somebody_has_cancelled_all_tasks(make_bus: MakeB
     await soon(bus.idle())
 
     assert handler.payloads == [1, 2]
+
+
+async def test_what_it_had_claimed_by_then_is_delivered_all_the_same(make_bus: MakeBus) -> None:
+    """Once each: what has not begun is put back, and the handler that runs ends in peace."""
+    bus, seen, is_free = make_bus(), list[object](), asyncio.Event()
+
+    @bus.on("*")
+    async def handle(event: Event) -> None:
+        seen.append(event.payload)
+        if event.payload == 20:
+            await is_free.wait()
+
+    await bus.publish_many([("placed", number) for number in range(100)], wait=False)
+    await until(lambda: 20 in seen)
+    _lanes()[0].cancel()
+    await asyncio.sleep(0)
+    is_free.set()
+    await soon(bus.idle())
+    await soon(bus.shutdown())
+
+    assert sorted(map(int, map(str, seen))) == list(range(100))
+
+
+async def test_what_was_being_claimed_is_delivered_as_well(database: Path, make_bus: MakeBus) -> None:
+    """The claim may be written although nobody hears of it."""
+    store = SQLiteStore(database)
+    backlog = LateBacklog(store.backlog)
+    store.backlog = backlog  # type: ignore[assignment]
+    bus, handler = make_bus(target=store), FlakyHandler()
+    bus.subscribe(handler)
+    await bus.start()
+    await bus.publish_many([("placed", number) for number in range(10)], wait=False)
+    await soon(backlog.has_claimed.wait())
+    _lanes()[0].cancel()
+    await asyncio.sleep(0)
+    await soon(bus.idle())
+
+    assert handler.payloads == list(range(10))
+    assert {event.retry_count for event in handler.events} == {0}
+
+
+class LateBacklog:
+    """The backlog of a real store; says nothing of what it has claimed the first time."""
+
+    def __init__(self, real: Backlog) -> None:
+        self._real = real
+        self.has_claimed = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    async def claim(self, sequences: Sequence[GlobalSequence]) -> set[GlobalSequence]:
+        claimed = await self._real.claim(sequences)
+        if not self.has_claimed.is_set():
+            self.has_claimed.set()
+            await asyncio.Event().wait()
+        return claimed
 
 
 async def test_a_start_that_was_cancelled_leaves_no_second_one(make_bus: MakeBus) -> None:

@@ -281,6 +281,30 @@ async def test_nobody_elses_trigger_is_called_for_what_was_finished(store: SQLit
     assert await _statuses(store) == ["done"] * 3 + ["processing"] * _MANY
 
 
+@pytest.mark.parametrize(
+    ("statement", "is_in_one"),
+    [
+        ("ALTER TABLE events ADD COLUMN number AS (json_extract(payload, '$.order'))", True),
+        ("CREATE INDEX numbers ON events (json_extract(payload, '$.order'))", True),
+        ("ALTER TABLE events ADD COLUMN kind TEXT AS (type) CHECK (kind <> '')", False),
+    ],
+)
+async def test_what_somebody_has_made_of_the_columns_spoils_no_large_group(
+    store: SQLiteStore, statement: str, is_in_one: bool
+) -> None:
+    """What is finished looks like new events, which it is not."""
+    await add(store, *[make_draft(id=f"event-{n}") for n in range(3)])
+    await store.write(lambda connection: connection.execute(statement))
+    statements: list[str] = []
+    await store.write(lambda connection: connection.set_trace_callback(statements.append))
+    await _add_with_finished(store, 1, 2, 3)
+    await store.writer.flush()
+    stored = {line for line in statements if line.startswith("INSERT INTO events")}
+
+    assert await _statuses(store) == ["done"] * 3 + ["processing"] * _MANY
+    assert len(stored) == (1 if is_in_one else 2)
+
+
 async def test_a_large_group_goes_on_after_the_numbers_of_another_process(
     store: SQLiteStore, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import contextvars
 import functools
 import itertools
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence, Set
 
 import msgspec
 
@@ -22,7 +22,6 @@ from postbus.delivery.subscriptions import Subscriptions
 from postbus.delivery.turns import Turn
 from postbus.errors import StoreError
 from postbus.events import Event, EventStatus, GlobalSequence, SubscriptionRow
-from postbus.policy.departures import Departures
 from postbus.policy.patterns import matches
 from postbus.policy.retry import is_exhausted
 from postbus.ports import Backlog, Clock, DispatchLock, SubscriptionTable
@@ -32,12 +31,11 @@ logger = logging.getLogger("postbus")
 _BATCH_SIZE = 256
 # So many events of the same handlers may wait out a back-off or an open circuit breaker beside the lane.
 _MOST_BEGUN = 1_000
-# With more events than this that no handler matches, what was looked through is not read again each time.
-_MANY_UNHANDLED = 100
+# With more events than this that had to be passed, what was looked through is not read again each time.
+_MANY_PASSED = 100
 # Whoever looks back leaves out so many of their types; those with ids inside must not fill the memory.
 _MOST_UNHANDLED_TYPES = 500
-# How often it is asked whether to look back; at most this share of the time goes into looking back.
-_SECONDS_BETWEEN_CHECKS = 0.2
+# At most this share of the time goes into counting what was passed, and into reading it again.
 _SHARE_OF_LOOKING_BACK = 0.1
 _SECONDS_AFTER_ERROR = 1.0
 
@@ -66,13 +64,16 @@ class BacklogLane:
         self._wake_up = asyncio.Event()
         self._at_rest = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._places = Places(_MOST_BEGUN, self._look_at_all)
+        self._places = Places(_MOST_BEGUN, self.wake)
         # What was passed unwanted may be wanted now: always so until an owner has read with its handlers.
         self._is_all_unread = True
         self._seen_up_to = GlobalSequence(0)
-        self._unhandled_count = 0
+        # Pending up to there as far as this lane knows: no handler matches, or there was no place for them.
+        self._passed_count = 0
         self._unhandled_types: set[str] = set()
-        self._departures = Departures()
+        # What was claimed when the lane was cut off, or may have been.
+        self._left: list[Event] = []
+        self._seconds_looking_back = 0.0
         self._check_at = 0.0
         self._alarm: asyncio.Task[None] | None = None
 
@@ -155,7 +156,7 @@ class BacklogLane:
                 await self._wake_up.wait()
                 self._wake_up.clear()
                 await self._look()
-                if not self._wake_up.is_set():
+                if not self._wake_up.is_set() and not self._is_look_owed:
                     self._at_rest.set()
         except asyncio.CancelledError:
             if not self._is_stopping:
@@ -173,8 +174,13 @@ class BacklogLane:
             self._begin()
             self.wake()
 
+    @property
+    def _is_look_owed(self) -> bool:
+        return self._alarm is not None and not self._alarm.done()
+
     async def _look(self) -> None:
         try:
+            await self._give_back_left()
             if await self._try_to_own():
                 await self._write_subscriptions()
                 await self._deliver_pending()
@@ -185,13 +191,21 @@ class BacklogLane:
         except StoreError as error:
             # The store may be full or locked; nothing is lost by trying again.
             logger.error("can't work off the backlog, trying again: %s", error)
-            await self._clock.sleep(_SECONDS_AFTER_ERROR)
-            self.wake()
+            await self._begin_anew_later()
         except Exception:
             # Ours to mend; the lane must not end in silence and leave everything pending.
             logger.exception("the backlog met an error that postbus did not expect, trying again")
-            await self._clock.sleep(_SECONDS_AFTER_ERROR)
-            self.wake()
+            await self._begin_anew_later()
+
+    async def _begin_anew_later(self) -> None:
+        await self._clock.sleep(_SECONDS_AFTER_ERROR)
+        # Nobody knows what the lane has come to.
+        self._look_at_all()
+
+    async def _give_back_left(self) -> None:
+        if self._left:
+            await self._dispatcher.give_back(self._left)
+            self._left = []
 
     async def _write_subscriptions(self) -> None:
         rows = [subscription.as_row() for subscription in self._subscriptions]
@@ -231,15 +245,15 @@ class BacklogLane:
             logger.info("recovered %d events that an ended process left in processing", recovered)
 
     async def _deliver_pending(self) -> None:
-        if self._is_all_unread or self._unhandled_count <= _MANY_UNHANDLED:
+        if self._is_all_unread or self._passed_count <= _MANY_PASSED:
             self._is_all_unread = False
+            self._places.take_called()
             self._seen_up_to = GlobalSequence(0)
-            self._unhandled_count, self._unhandled_types = 0, set()
-            self._departures = Departures()
+            self._passed_count, self._unhandled_types = 0, set()
         else:
             await self._look_back_if_due()
         while batch := await self._read(self._seen_up_to):
-            await self._deliver_batch(batch)
+            self._passed_count += len(batch) - await self._deliver_batch(batch)
             self._seen_up_to = _sequence(batch[-1])
 
     async def _read(self, after: GlobalSequence, without: Collection[str] = ()) -> list[Event]:
@@ -248,40 +262,42 @@ class BacklogLane:
         return [] if self._is_all_unread else batch
 
     async def _look_back_if_due(self) -> None:
-        """Look for what was set back among the many that nobody wants, if there may be any."""
+        """Look for what was set back among the many that were passed, and for those who may come again."""
+        called = self._places.take_called()
         seconds_left = self._check_at - self._clock.monotonic()
-        if seconds_left > 0:
+        if seconds_left > 0 and not called:
             self._wake_later(seconds_left)
             return
-        was_idle, made_count = self._dispatcher.is_idle, self._made_count()
-        present_count = await self._backlog.dead_letter_count()
-        is_certain = was_idle and self._dispatcher.is_idle and made_count == self._made_count()
-        started_at = self._clock.monotonic()
-        if self._departures.are_new(made_count, present_count):
-            await self._look_back()
-            self._departures.see(made_count, present_count)
-        elif is_certain:
-            # There may be more than were made here: some people write SQL.
-            self._departures.see(made_count, present_count)
-        now = self._clock.monotonic()
-        self._check_at = now + max(_SECONDS_BETWEEN_CHECKS, (now - started_at) / _SHARE_OF_LOOKING_BACK)
-        if not is_certain:
-            # A burial under way may have hidden something.
-            self._wake_later(self._check_at - now)
+        started_at, self._seconds_looking_back = self._clock.monotonic(), 0.0
+        present_count = await self._backlog.pending_count(self._seen_up_to)
+        self._note_seconds(started_at)
+        is_as_left = present_count == self._passed_count
+        if called or not is_as_left:
+            # Counted before: what is set back meanwhile makes a difference that the next count finds.
+            self._passed_count = present_count - await self._look_back(called if is_as_left else None)
+        self._check_at = self._clock.monotonic() + self._seconds_looking_back / _SHARE_OF_LOOKING_BACK
 
-    def _made_count(self) -> int:
-        counters = self._dispatcher.counters.snapshot().values()
-        return sum(each.dead_letter_count for each in counters)
-
-    async def _look_back(self) -> None:
-        after = GlobalSequence(0)
-        while after < self._seen_up_to and (batch := await self._read(after, self._unhandled_types)):
+    async def _look_back(self, called: Set[Hashable] | None) -> int:
+        """Deliver what is wanted of all that was passed, or until *called* have no place; how many events."""
+        after, claimed_count = GlobalSequence(0), 0
+        while after < self._seen_up_to and not (called and self._places.are_turned_away(called)):
+            started_at = self._clock.monotonic()
+            batch = await self._read(after, self._unhandled_types)
+            self._note_seconds(started_at)
+            if not batch:
+                break
             after = _sequence(batch[-1])
-            await self._deliver_batch(batch)
+            claimed_count += await self._deliver_batch(
+                [event for event in batch if _sequence(event) <= self._seen_up_to]
+            )
+        return claimed_count
+
+    def _note_seconds(self, started_at: float) -> None:
+        self._seconds_looking_back += self._clock.monotonic() - started_at
 
     def _wake_later(self, seconds: float) -> None:
-        """Look once more when it is time: a retried event may be among those that were passed."""
-        if self._alarm is None or self._alarm.done():
+        """Look once more when it is time: something may have been set back among those that were passed."""
+        if not self._is_look_owed:
             self._alarm = asyncio.get_running_loop().create_task(self._sleep_and_wake(seconds))
 
     async def _sleep_and_wake(self, seconds: float) -> None:
@@ -290,24 +306,21 @@ class BacklogLane:
         self._check_at = 0.0
         self.wake()
 
-    async def _deliver_batch(self, batch: Sequence[Event]) -> None:
-        handled = []
+    async def _deliver_batch(self, batch: Sequence[Event]) -> int:
+        """Those that are wanted and have a place; how many."""
+        handled, claimed_count = [], 0
         for event in batch:
             if self._subscriptions.route(event.type).subscriptions:
                 handled.append(event)
-            else:
-                self._note_unhandled(event.type)
+            elif len(self._unhandled_types) < _MOST_UNHANDLED_TYPES:
+                self._unhandled_types.add(event.type)
         for is_alone, events in itertools.groupby(handled, self._must_be_alone):
             if is_alone:
                 for event in events:
-                    await self._deliver_in_order([event])
+                    claimed_count += await self._deliver_in_order([event])
             else:
-                await self._deliver_in_order(list(events))
-
-    def _note_unhandled(self, event_type: str) -> None:
-        self._unhandled_count += 1
-        if len(self._unhandled_types) < _MOST_UNHANDLED_TYPES:
-            self._unhandled_types.add(event_type)
+                claimed_count += await self._deliver_in_order(list(events))
+        return claimed_count
 
     def _must_be_alone(self, event: Event) -> bool:
         """Whether one more crash would bury it.
@@ -317,7 +330,8 @@ class BacklogLane:
         """
         return is_exhausted(self._subscriptions.route(event.type).retry, event.retry_count + 1)
 
-    async def _deliver_in_order(self, events: Sequence[Event]) -> None:
+    async def _deliver_in_order(self, events: Sequence[Event]) -> int:
+        """The first attempts one after another; of how many events."""
         claimed = await self._claim(events)
         mine = [_as_processing(event) for event, _ in claimed]
         turns = [
@@ -327,11 +341,16 @@ class BacklogLane:
         for index, (event, turn) in enumerate(zip(mine, turns, strict=True)):
             if self._is_stopping:
                 await self._dispatcher.give_back(mine[index:])
-                return
+                break
             if self._has_to_wait(event):
                 turn.go_beside(self._couriers, contextvars.Context())
-            else:
+                continue
+            try:
                 await turn.go(self._couriers, contextvars.Context())
+            except asyncio.CancelledError:
+                self._left += mine[index + 1 :]
+                raise
+        return len(mine)
 
     async def _claim(self, events: Sequence[Event]) -> list[tuple[Event, tuple[str, ...]]]:
         """Those for which there is a place, and which are ours now; with their handlers."""
@@ -341,6 +360,10 @@ class BacklogLane:
         try:
             if placed:
                 claimed = await self._backlog.claim([_sequence(event) for event, _ in placed])
+        except asyncio.CancelledError:
+            # It may be written all the same.
+            self._left += [event for event, _ in placed]
+            raise
         finally:
             for event, handlers in placed:
                 if event.global_sequence not in claimed:

@@ -36,10 +36,10 @@ class InMemoryBacklog:
         wanted = (record for record in self._waiting(after) if record.draft.type not in without)
         return [to_event(record) for record in itertools.islice(wanted, limit)]
 
-    async def dead_letter_count(self) -> int:
-        """How many dead letters the handlers have, resolved or not."""
+    async def pending_count(self, up_to: GlobalSequence) -> int:
+        """How many are pending up to this sequence number."""
         self._state.check_open()
-        return len(self._state.by_status[EventStatus.DLQ])
+        return bisect.bisect_right(self._state.waiting, up_to)
 
     async def claim(self, sequences: Sequence[GlobalSequence]) -> set[GlobalSequence]:
         """Move pending events to processing; those that still were pending."""

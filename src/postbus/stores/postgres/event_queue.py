@@ -52,8 +52,8 @@ class NoBacklog:
         """Nothing is pending."""
         return []
 
-    async def dead_letter_count(self) -> int:
-        """None is of theirs."""
+    async def pending_count(self, up_to: GlobalSequence) -> int:  # noqa: ARG002
+        """Nothing is pending."""
         return 0
 
     async def claim(self, sequences: Sequence[GlobalSequence]) -> set[GlobalSequence]:  # noqa: ARG002

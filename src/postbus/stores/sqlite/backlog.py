@@ -61,10 +61,10 @@ class SQLiteBacklog:
 
         return await self._file.read_committed(read)
 
-    async def dead_letter_count(self) -> int:
-        """How many unresolved dead letters the handlers have, at this moment."""
+    async def pending_count(self, up_to: GlobalSequence) -> int:
+        """How many are pending up to this sequence number."""
         (count,) = await self._file.read_committed(
-            lambda connection: connection.execute(_QUERIES["count_dead_letters_of_handlers"]).fetchone()
+            lambda connection: connection.execute(_QUERIES["count_pending"], (up_to,)).fetchone()
         )
         return int(count)
 

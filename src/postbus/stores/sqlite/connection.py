@@ -130,8 +130,10 @@ def _check_place(path: Path) -> None:
     # drop the POSIX locks of every SQLite connection that this process has on it.
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # yet to be made, or SQLite has its say
+    except PermissionError:
+        return  # nothing can be asked there, and SQLite says so
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # yet to be made
     except OSError as error:
         # Symbolic links in a circle, or a name that is too long.
         raise StoreError(f"{path} can't be opened: {error.strerror}; check the path") from error
@@ -161,7 +163,8 @@ def translate(error: sqlite3.Error, path: Path) -> StoreError:
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
             return _read_only(path, words)
         case sqlite3.SQLITE_CANTOPEN:
-            if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+            may_write_folder = os.access(path.parent, os.W_OK | os.X_OK)
+            if not may_write_folder or (path.exists() and not os.access(path, os.W_OK)):
                 return _read_only(path, words)
             return StoreError(f"{path} can't be opened; check the path and its permissions; {words}")
         case sqlite3.SQLITE_CORRUPT:

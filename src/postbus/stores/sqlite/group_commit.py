@@ -78,13 +78,13 @@ class GroupCommit:
         drafts = _plain_drafts(jobs)
         if not drafts or self._trust.is_lost:
             return False
+        goes_beside = len(jobs) >= _LARGE_GROUP and len(finished) <= len(jobs) * _MOST_BESIDE
+        beside = list(finished) if goes_beside else []
         try:
             if self._connection.in_transaction:
                 return False
             if self._present_level != self._level:
                 self._wait_for_disk(True)
-            goes_beside = len(jobs) >= _LARGE_GROUP and len(finished) <= len(jobs) * _MOST_BESIDE
-            beside = list(finished) if goes_beside else []
             count = write_group(self._connection, self._last_sequence, drafts, self._as_range(beside))
             if count < len(drafts):
                 self._take_back(drafts, count)
@@ -92,6 +92,9 @@ class GroupCommit:
         except Exception as raised:
             if _is_busy(raised) or is_closed(self._connection):
                 return False
+            if beside:
+                # A constraint of somebody's own may forbid what looks like new events.
+                return self.insert(jobs, deque())
             self._spoil(jobs, raised)
             return True
         if count > len(drafts):

@@ -89,9 +89,10 @@ WHERE column2 <> 0
 -- name: finish_beside
 -- Goes with write_group: events that are finished, from one number to another, look like new ones that are there
 -- already. Not if somebody else has a trigger, which would be called for them. (The last line: a new event whose
--- number is taken after all is an error, as it is without them.)
+-- number is taken after all is an error, as it is without them. Their payload is JSON for whoever has added a
+-- column that is made from it.)
 UNION ALL
-SELECT global_sequence, '', '', '', 'done', NULL, '', ? FROM events
+SELECT global_sequence, '', '', 'null', 'done', NULL, '', ? FROM events
 WHERE global_sequence BETWEEN ? AND ? AND status = 'processing'
     AND ? = (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events')
     AND NOT EXISTS (
@@ -193,8 +194,10 @@ WHERE status IN ('pending', 'processing') AND status = 'pending' AND global_sequ
     AND type NOT IN ({types})
 ORDER BY global_sequence LIMIT ?;
 
--- name: count_dead_letters_of_handlers
-SELECT total FROM postbus_dead_letter_count;
+-- name: count_pending
+-- From the index alone. (The first condition: see read_pending.)
+SELECT count(*) FROM events
+WHERE status IN ('pending', 'processing') AND status = 'pending' AND global_sequence <= ?;
 
 -- name: claim_events
 UPDATE events SET status = 'processing', updated_at = ?
