@@ -7,9 +7,10 @@ another courier takes over: nobody queues behind a slow handler.
 
 import asyncio
 import contextvars
+import functools
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from postbus.delivery.attempts import AbandonedError, GivenBackError
@@ -21,6 +22,9 @@ logger = logging.getLogger("postbus")
 _MOST_IDLE = 64
 # So many deliveries at a stretch, then the event loop has its turn.
 _MOST_AT_A_STRETCH = 128
+# Before a delivery that was cancelled from outside goes again: asyncio.run() cancels everything at its end,
+# where no handler should begin any more.
+_SECONDS_BEFORE_ANOTHER_GO = 1.0
 
 
 class Delivery(Protocol):
@@ -29,7 +33,8 @@ class Delivery(Protocol):
     def run(self) -> "Coroutine[Any, Any, Delivery | None] | None":
         """Do it as far as it comes without waiting, within a task; None: that was all.
 
-        What is left of it is awaited at once, and returns what is left to do then, if anything.
+        What is left of it is awaited at once, and returns what is left to do then, if anything. If that is
+        cancelled from outside, it is run again later.
         """
         ...
 
@@ -40,9 +45,11 @@ class Couriers:
     def __init__(self) -> None:
         self._waiting: deque[Delivery] = deque()
         self._idle: list[PromptFuture] = []
-        self._is_one_coming = False
+        # Who was called and has not begun yet: the call of one that was idle, or the task of a new one.
+        self._coming: asyncio.Future[None] | None = None
         self._is_over = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._cut_off_count = 0
 
     def carry(
         self, delivery: Delivery, context: contextvars.Context, *, begins_at_once: bool = False
@@ -53,10 +60,12 @@ class Couriers:
         """
         if context:
             # A task has one context, so this one gets a task of its own.
-            self._employ(self._carry_one(delivery), context)
+            not_begun = [delivery]
+            see_off = functools.partial(self._see_off_single, not_begun, context)
+            self._employ(self._carry_one(not_begun, context.copy()), context, see_off)
             return
         self._waiting.append(delivery)
-        if not self._is_one_coming:
+        if self._coming is None:
             self._call_one(begins_at_once)
 
     async def cancel_all(self) -> None:
@@ -72,46 +81,69 @@ class Couriers:
             await asyncio.wait(tasks, timeout=1.0)
 
     def _call_one(self, comes_at_once: bool = False) -> None:
-        self._is_one_coming = True
         while self._idle:
             call = self._idle.pop()
             if not call.done():
+                self._coming = call
                 if comes_at_once:
                     call.finish_at_once()
                 else:
                     call.set_result(None)
                 return
         # Without the context of whoever happens to call: the courier serves others too.
-        self._employ(self._serve(), contextvars.Context())
+        self._coming = self._employ(self._serve(), contextvars.Context(), self._see_off)
 
-    def _employ(self, work: Coroutine[Any, Any, None], context: contextvars.Context) -> None:
+    def _employ(
+        self,
+        work: Coroutine[Any, Any, None],
+        context: contextvars.Context,
+        see_off: "Callable[[asyncio.Task[None]], None]",
+    ) -> "asyncio.Task[None]":
         # Not by the loop's factory: with asyncio.eager_task_factory each courier would begin within the
         # one before it, the last delivery first, until there is no room left on the stack.
         loop = asyncio.get_running_loop()
-        self._tasks.add(asyncio.Task(work, loop=loop, name="postbus courier", context=context))
+        task = asyncio.Task(work, loop=loop, name="postbus courier", context=context)
+        self._tasks.add(task)
+        # Whoever is cancelled before its first step does nothing by itself, not even in a finally.
+        task.add_done_callback(see_off)
+        return task
+
+    def _see_off(self, task: "asyncio.Task[None]") -> None:
+        """It has gone home, or was cut off: what it has not begun is for another one."""
+        self._tasks.discard(task)
+        self._expect_no_more(task)
+        if self._waiting and self._coming is None and not self._is_over:
+            self._call_one()
+
+    def _expect_no_more(self, called: "asyncio.Future[None]") -> None:
+        if self._coming is called:
+            self._coming = None
+
+    def _see_off_single(
+        self, not_begun: list[Delivery], context: contextvars.Context, task: "asyncio.Task[None]"
+    ) -> None:
+        self._tasks.discard(task)
+        if not_begun:
+            self._go_again(not_begun.pop(), context)
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            while True:
-                self._is_one_coming = False
-                await self._carry_waiting()
-                # The courier whose handler has shut the bus down was not cancelled: nobody will call it.
-                if self._is_over or len(self._idle) >= _MOST_IDLE or contextvars.copy_context():
-                    if self._waiting and not self._is_one_coming:
-                        self._call_one()
-                    return
-                call = PromptFuture(loop=loop)
-                self._idle.append(call)
+        while True:
+            self._coming = None
+            await self._carry_waiting()
+            # The courier whose handler has shut the bus down was not cancelled: nobody will call it.
+            if self._is_over or len(self._idle) >= _MOST_IDLE or contextvars.copy_context():
+                if self._waiting and self._coming is None:
+                    self._call_one()
+                return
+            call = PromptFuture(loop=loop)
+            self._idle.append(call)
+            try:
                 await call
-        except BaseException as error:
-            # It is cut off, or a handler has ended it: what it has not begun is for another one, unless the
-            # event loop is gone.
-            if self._waiting and not self._is_one_coming and not isinstance(error, GeneratorExit):
-                self._call_one()
-            raise
-        finally:
-            self._tasks.discard(asyncio.current_task())
+            except asyncio.CancelledError:
+                # Perhaps it was called, and cut off before it could hear that.
+                self._expect_no_more(call)
+                raise
 
     async def _carry_waiting(self) -> None:
         carried = 0
@@ -125,30 +157,55 @@ class Couriers:
             try:
                 rest = delivery.run()
                 if rest is not None:
-                    if self._waiting and not self._is_one_coming:
+                    if self._waiting and self._coming is None:
                         self._call_one()
-                    await _see_through(rest)
+                    await self._see_through(delivery, rest, contextvars.Context())
             except Exception as error:
                 _report(error)
             if contextvars.copy_context():
                 # What a handler changed in its context is not for the next one: that takes a new courier.
                 return
 
-    async def _carry_one(self, delivery: Delivery) -> None:
+    async def _carry_one(self, not_begun: list[Delivery], context: contextvars.Context) -> None:
+        delivery = not_begun.pop()
         try:
             rest = delivery.run()
             if rest is not None:
-                await _see_through(rest)
+                await self._see_through(delivery, rest, context)
         except Exception as error:
             _report(error)
-        finally:
-            self._tasks.discard(asyncio.current_task())
 
+    async def _see_through(
+        self, delivery: Delivery, rest: "Coroutine[Any, Any, Delivery | None]", context: contextvars.Context
+    ) -> None:
+        """To its end; what is cut off from outside goes again, the delivery itself with *context*."""
+        is_first = True
+        try:
+            following = await rest
+            while following is not None:
+                delivery, is_first = following, False
+                if (further := delivery.run()) is None:
+                    return
+                following = await further
+        except asyncio.CancelledError:
+            # What is left to do would have gone on in the context of this task.
+            self._go_again(delivery, context if is_first else contextvars.copy_context())
+            raise
 
-async def _see_through(rest: "Coroutine[Any, Any, Delivery | None]") -> None:
-    delivery = await rest
-    while delivery is not None and (further := delivery.run()) is not None:
-        delivery = await further
+    def _go_again(self, delivery: Delivery, context: contextvars.Context) -> None:
+        """A program that cancels all tasks, say, has cut it off; not we ourselves."""
+        if self._is_over:
+            return
+        if not self._cut_off_count:
+            logger.warning("deliveries were cancelled from outside; they start again")
+        self._cut_off_count += 1
+        loop = asyncio.get_running_loop()
+        loop.call_later(_SECONDS_BEFORE_ANOTHER_GO, self._carry_again, delivery, context)
+
+    def _carry_again(self, delivery: Delivery, context: contextvars.Context) -> None:
+        self._cut_off_count -= 1
+        if not self._is_over:
+            self.carry(delivery, context)
 
 
 def _report(error: Exception) -> None:

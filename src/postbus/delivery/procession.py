@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from postbus.delivery.attempts import AbandonedError
 from postbus.delivery.couriers import Couriers
-from postbus.delivery.dispatcher import Dispatcher
+from postbus.delivery.dispatcher import Dispatcher, Retry
 from postbus.events import Event
 
 # So many events at a stretch, then the event loop has its turn.
@@ -30,6 +30,7 @@ class Procession:
         self.on_settled = on_settled
         self._begun_count = 0
         self._attempted: Event | None = None
+        self._cut_off: list[Event] = []
 
     def begin(self) -> None:
         """Take all events, and begin with the first of them soon."""
@@ -37,8 +38,11 @@ class Procession:
             self._dispatcher.take(event, self)
         self._go_on_elsewhere()
 
-    async def run(self) -> None:
+    async def run(self) -> Retry | None:
         """Carried by a courier, and by another one from where this one can't go on."""
+        if self._cut_off:
+            # Others have gone on with the next event meanwhile: this one comes alone.
+            return await self._dispatcher.attempt(self._cut_off.pop())
         while self._begun_count < len(self._events):
             self._attempted = event = self._events[self._begun_count]
             self._begun_count += 1
@@ -46,6 +50,13 @@ class Procession:
                 rest = self._dispatcher.begin(event)
                 retry = None if rest is None else await rest
             except AbandonedError:
+                raise
+            except asyncio.CancelledError:
+                # Couriers run again what was cut off from outside.
+                if self._attempted is event:
+                    self._begun_count, self._attempted = self._begun_count - 1, None
+                else:
+                    self._cut_off.append(event)
                 raise
             except Exception:
                 if self._attempted is event:
@@ -55,14 +66,15 @@ class Procession:
                 self._couriers.carry(retry, self._context.copy())
             if self._attempted is not event:
                 # The attempt took so long that somebody else has gone on with the next event.
-                return
+                return None
             self._attempted = None
             if self._begun_count % _MOST_AT_A_STRETCH == 0:
                 await asyncio.sleep(0)
             if not _are_same(contextvars.copy_context(), self._context):
                 # What a handler changed in its context is not for the next event.
                 self._go_on_elsewhere()
-                return
+                return None
+        return None
 
     def behind(self, event: Event, /) -> Sequence[Event]:
         """The rest of the list, if this is the event that it waits for."""

@@ -21,6 +21,8 @@ T = TypeVar("T")
 _FAILOVER_TIMEOUT = 10.0
 _SHORTEST_WAIT = 0.05
 _LONGEST_WAIT = 2.0
+# Soon enough that the server does not end the session meanwhile, and not while asyncio.run() ends.
+_SECONDS_WITHOUT_KEEPER = 1.0
 
 
 class Session:
@@ -78,7 +80,7 @@ class Session:
         """Connect. StoreUnavailableError. Idempotent."""
         if self._keeper is None:
             await self._open()
-            self._keeper = asyncio.create_task(self._keep())
+            self._begin_keeping()
 
     def listen(self) -> None:
         """Hear notifications from now on. Idempotent.
@@ -190,6 +192,21 @@ class Session:
             raise
         self._connection = connection
         self._has_listener, self._is_proven = has_listener, False
+
+    def _begin_keeping(self) -> None:
+        self._keeper = asyncio.create_task(self._keep(), name="postbus session")
+        self._keeper.add_done_callback(self._see_off_keeper)
+
+    def _see_off_keeper(self, keeper: "asyncio.Task[None]") -> None:
+        if keeper.cancelled() and keeper is self._keeper:
+            # A program that cancels all tasks, say: nobody else would notice that the session has ended.
+            logger.warning("the task that keeps the session was cancelled from outside; it starts again")
+            loop = asyncio.get_running_loop()
+            loop.call_later(_SECONDS_WITHOUT_KEEPER, self._begin_keeping_again, keeper)
+
+    def _begin_keeping_again(self, after: "asyncio.Task[None]") -> None:
+        if self._keeper is after:
+            self._begin_keeping()
 
     async def _keep(self) -> None:
         """Prove again and again that the connection is alive; replace it when it is not."""
