@@ -134,7 +134,11 @@ class Dispatcher:
         if event.retry_count or type(event.payload) is UndecodablePayload:
             return self._attempt_carefully(event)
         route = self._subscriptions.route(event.type)
-        outcome = self._attempts.begin(event, route)
+        try:
+            outcome = self._attempts.begin(event, route)
+        except (SystemExit, KeyboardInterrupt):
+            self._leave_in_processing(event)
+            raise
         if outcome is None:
             self._succeed(event)
             return None
@@ -168,7 +172,11 @@ class Dispatcher:
     async def _see_through(
         self, event: Event, route: Route, attempt: "Coroutine[Any, Any, Failure | None]"
     ) -> "Retry | None":
-        failure = await attempt
+        try:
+            failure = await attempt
+        except (SystemExit, KeyboardInterrupt):
+            self._leave_in_processing(event)
+            raise
         if event.global_sequence not in self._in_flight:
             raise GivenBackError
         if failure is not None:
@@ -253,6 +261,10 @@ class Dispatcher:
                 failure_count += 1
                 logger.error("can't record the outcome of an attempt, trying again: %s", error)
                 await self._clock.sleep(retry_delay(_STORE_RETRY, failure_count, self._noise()))
+
+    def _leave_in_processing(self, event: Event) -> None:
+        """Its handler ends the program: to the next start that is a crash, so that it is not so for ever."""
+        self._settle(_sequence(event))
 
     def _settle_all(self, sequences: Sequence[GlobalSequence]) -> None:
         for sequence in sequences:

@@ -140,14 +140,18 @@ class Ownership:
         with contextlib.suppress(StoreError):
             await self._gap_watch.watch()
 
-    async def let_go(self) -> None:
-        """Write what was processed and leave the subscriber to the next owner in good order."""
+    async def let_go(self, *, ends_program: bool = False) -> None:
+        """Write what was processed and leave the subscriber to the next owner in good order.
+
+        Not if a handler *ends_program*: to the next owner that is a crash, so that it is not so for ever.
+        """
         self.stop()
         # What can't be written now comes again: nothing is lost.
         with contextlib.suppress(StoreError, StoppedError):
             await self.writer.finish()
             await self.writer.write()
-            await self._release()
+            if not ends_program:
+                await self._release()
 
     async def abandon(self) -> None:
         """The locks are lost: write what was processed if that can still be done, and ask no second time."""

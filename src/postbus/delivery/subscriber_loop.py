@@ -108,6 +108,7 @@ class SubscriberLoop:
         """Called as well when the state or the position may have changed."""
         self._head_at_start: GlobalSequence | None = None
         self._restart: asyncio.TimerHandle | None = None
+        self._ends_program = False
         self._is_looking = False
         # Those of the parts that it was split into, and which are run to an end.
         self._old_parts = PartLoops()
@@ -311,6 +312,9 @@ class SubscriberLoop:
             return
         except StoppedError:
             pass
+        except (SystemExit, KeyboardInterrupt):
+            self._ends_program = True
+            raise
         except asyncio.CancelledError:
             if not self.patience.is_stopping:
                 self._start_again_later("the task of the subscriber was cancelled from outside")
@@ -524,7 +528,7 @@ class SubscriberLoop:
         """Also when the task is cancelled: what was processed is written, and the lock released."""
         try:
             if self._ownership is not None:
-                await self._ownership.let_go()
+                await self._ownership.let_go(ends_program=self._ends_program)
         finally:
             self._release_lock()
             if self._restart is None:

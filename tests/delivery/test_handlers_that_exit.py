@@ -1,0 +1,78 @@
+"""Handlers that end the program: not for ever by the same event, and not at all from a thread."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from postbus import DeadLetter, Event, EventBus, ReliableDeliveryConfig, RetryPolicy
+from tests.delivery.steps import A_DAY, soon
+
+# More starts than any event needs to become a dead letter.
+_MOST_STARTS = 6
+
+
+async def _run(
+    database: Path, handler: Callable[[Event], object], subscriber_id: str | None
+) -> list[DeadLetter]:
+    """One life of a program; what it finds when it is left alone."""
+    bus = EventBus(
+        database,
+        retry=RetryPolicy(max_retries=1, base_delay=0),
+        config=ReliableDeliveryConfig(max_retries=1, initial_retry_delay=0),
+        # Nobody waits for a handler that has ended.
+        shutdown_timeout=A_DAY,
+    )
+    bus.subscribe("*", handler, id=subscriber_id)
+    async with bus:
+        await bus.publish("order.placed", "good", event_id="first")
+        await bus.publish("order.placed", "bad", event_id="second")
+        await bus.publish("order.placed", "good", event_id="third")
+        await soon(bus.idle())
+        return list((await bus.dlq.list()).events)
+
+
+@pytest.mark.parametrize("subscriber_id", [None, "mail"])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_event_whose_handler_ends_the_program_becomes_a_dead_letter(
+    database: Path, subscriber_id: str | None, error: type[BaseException], waits: bool
+) -> None:
+    """It counts as a crash, however orderly the program ends then."""
+    seen: list[object] = []
+
+    async def handle(event: Event) -> None:
+        seen.append(event.payload)
+        if waits:
+            await asyncio.sleep(0)
+        if event.payload == "bad":
+            raise error
+
+    dead: list[DeadLetter] = []
+    end_count = 0
+    for _ in range(_MOST_STARTS):
+        try:
+            dead = asyncio.run(_run(database, handle, subscriber_id))
+            break
+        except error:
+            end_count += 1
+
+    assert [letter.id for letter in dead] == ["second"]
+    assert set(dead[0].errors) == {"interrupted: the process ended before this attempt did"}
+    assert seen.count("bad") == end_count <= 3
+    assert seen.count("good") == 2
+
+
+@pytest.mark.parametrize("subscriber_id", [None, "mail"])
+def test_a_function_in_a_thread_ends_only_itself(database: Path, subscriber_id: str | None) -> None:
+    """No signal can be meant there: its attempt has failed."""
+
+    def handle(event: Event) -> None:
+        if event.payload == "bad":
+            sys.exit(3)
+
+    dead = asyncio.run(_run(database, handle, subscriber_id))
+
+    assert [letter.errors for letter in dead] == [["RuntimeError: handler raised SystemExit(3)"] * 2]
