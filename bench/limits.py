@@ -87,8 +87,8 @@ LIMITS: Mapping[str, Limit] = {
         "one turn of the event loop that serves all 100 publishers takes 1 to 3 ms, after the tick itself"
     ),
     "100 publishers beside a CPU-bound application ÷ idle loop": Limit(
-        "the application has the interpreter lock for more than half of the time; the rest does not grow when "
-        "the rate in an idle loop does"
+        "the application has the interpreter lock for more than half of the time; the rest does not grow "
+        "when the rate in an idle loop does"
     ),
     "publish_many of 1000 → done ÷ raw executemany, inserted and marked done": Limit(
         "a handler is called for each event, with its gate and counters, where raw calls nobody"

@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from postbus.errors import InvalidEventFieldError, InvalidPayloadError
+from postbus.errors import (
+    InvalidEventFieldError,
+    InvalidEventIdError,
+    InvalidEventTypeError,
+    InvalidMetadataError,
+    InvalidPayloadError,
+    PostbusError,
+)
 from postbus.events import Draft, EventStatus, NewEvent
 from postbus.ids import new_event_id
 from postbus.policy.names import check_event_id, check_event_type, check_id_field, check_number_field
@@ -16,6 +23,14 @@ from postbus.ports import Clock, StatusFor
 _MOST_KNOWN_TYPES = 10_000
 
 _EXPECTED_ITEM = "(type, payload), (type, payload, metadata) or a NewEvent"
+# What one item of several may be refused with.
+_ITEM_ERRORS = (
+    InvalidPayloadError,
+    InvalidMetadataError,
+    InvalidEventTypeError,
+    InvalidEventIdError,
+    InvalidEventFieldError,
+)
 _EXPECTED_ITEMS = f"a list or another iterable of events, each {_EXPECTED_ITEM}"
 
 
@@ -73,23 +88,27 @@ class Drafts:
         )
 
     def draft_many(self, items: Iterable[object], *, wait: bool) -> list[Draft]:
-        """All items of publish_many."""
+        """All items of publish_many; an error says which of them it is about."""
         if not isinstance(items, Iterable) or isinstance(items, str | bytes | Mapping):
             raise InvalidPayloadError(f"is of type {type(items).__qualname__}", _EXPECTED_ITEMS, "events")
         # What is the same for all is asked once: an import lives on this loop.
         now, limit, new_id = self._clock.now(), self._max_payload_bytes, self._new_id
         statuses: dict[str, EventStatus | None] = {}
         drafts: list[Draft] = []
-        for item in items:
-            if type(item) is tuple and len(item) == 2 and type(item[0]) is str:
-                event_type, payload = item
-                if event_type not in statuses:
-                    statuses[self._check_type(event_type)] = self._status_for(event_type, wait=wait)
-                payload_json = encode_payload(payload, limit)
-                status = statuses[event_type]
-                drafts.append(Draft(new_id(), event_type, payload_json, None, now, status, False))
-            else:
-                drafts.append(self._draft_item(item, wait=wait))
+        try:
+            for item in items:
+                if type(item) is tuple and len(item) == 2 and type(item[0]) is str:
+                    event_type, payload = item
+                    if event_type not in statuses:
+                        statuses[self._check_type(event_type)] = self._status_for(event_type, wait=wait)
+                    payload_json = encode_payload(payload, limit)
+                    status = statuses[event_type]
+                    drafts.append(Draft(new_id(), event_type, payload_json, None, now, status, False))
+                else:
+                    drafts.append(self._draft_item(item, wait=wait))
+        except _ITEM_ERRORS as error:
+            _name_item(error, len(drafts))
+            raise
         return drafts
 
     def draft_stream(
@@ -101,13 +120,15 @@ class Drafts:
             raise InvalidEventFieldError("stream_id", stream_id, "a string of 1 to 255 printable characters")
         expected = check_number_field("expected_version", expected_version, at_least=0)
         drafts = self.draft_many(items, wait=False)
-        for draft in drafts:
+        for index, draft in enumerate(drafts):
             if draft.expected_version is not None or draft.stream_id not in (None, checked_id):
-                raise InvalidEventFieldError(
+                error = InvalidEventFieldError(
                     "stream_id",
                     draft.stream_id,
                     f"events of the stream {checked_id!r} without a version of their own",
                 )
+                _name_item(error, index)
+                raise error
         return [
             msgspec.structs.replace(
                 draft, stream_id=checked_id, expected_version=expected if index == 0 else None
@@ -121,11 +142,7 @@ class Drafts:
         if isinstance(item, tuple) and 1 <= len(item) <= 3:
             event_type, payload, metadata = (*item, None, None)[:3]
             return self.draft(event_type, payload, metadata, None, wait=wait)
-        raise InvalidPayloadError(
-            f"is of type {type(item).__qualname__}",
-            _EXPECTED_ITEM,
-            "an item of publish_many",
-        )
+        raise InvalidPayloadError(f"is of type {type(item).__qualname__}", _EXPECTED_ITEM, "the item")
 
     def _check_type(self, event_type: object) -> str:
         checked = check_event_type(event_type)
@@ -133,3 +150,11 @@ class Drafts:
             self._known_types.clear()
         self._known_types.add(checked)
         return checked
+
+
+def _name_item(error: PostbusError, index: int) -> None:
+    """Let an error say which of several items it is about."""
+    place = f"events[{index}]: "
+    error.args = (f"{place}{error}",)
+    if isinstance(error, InvalidPayloadError):
+        error.path = f"{place}{error.path}"

@@ -138,13 +138,17 @@ class InvalidConfigError(PostbusError):
 class InvalidTargetError(PostbusError):
     """The target of a bus is a path, a URL or a store."""
 
-    def __init__(self, target: object, reason: str) -> None:
-        super().__init__(
-            f"target {_shorten(target)} {reason}; "
-            'expected a path such as "events.db", a URL such as "sqlite:///events.db" or '
-            '"postgresql://localhost/app", "memory:" or a store'
-        )
-        self.target, self.reason = target, reason
+    def __init__(
+        self,
+        target: object,
+        reason: str,
+        expected: str = 'a path such as "events.db", a URL such as "sqlite:///events.db" or '
+        '"postgresql://localhost/app", "memory:" or a store',
+    ) -> None:
+        # Bytes may be a DSN that was read from a file, with its password.
+        shown = "b'…'" if isinstance(target, bytes) else _shorten(target)
+        super().__init__(f"target {shown} {reason}; expected {expected}")
+        self.target, self.reason, self.expected = target, reason, expected
 
 
 class MissingExtraError(PostbusError):

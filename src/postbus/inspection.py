@@ -4,7 +4,7 @@ import math
 from datetime import timedelta
 
 from postbus.clock import SystemClock
-from postbus.errors import InvalidEventFieldError, InvalidPageError
+from postbus.errors import InvalidEventFieldError, InvalidPageError, InvalidTargetError
 from postbus.events import DeadLetter, DeadLetterPage, SubscriberId
 from postbus.policy.names import check_event_type, check_id_field, check_subscriber_id
 from postbus.ports import Clock, Store
@@ -21,6 +21,12 @@ class DLQInspector:
     """
 
     def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
+        if not hasattr(store, "dead_letters"):
+            raise InvalidTargetError(
+                store,
+                f"is of type {type(store).__qualname__}",
+                'a store, such as SQLiteStore("events.db") or bus.store',
+            )
         self._store = store
         self._clock: Clock = clock or SystemClock()
 

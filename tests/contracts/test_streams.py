@@ -11,6 +11,7 @@ from postbus.errors import (
     InvalidEventTypeError,
     InvalidPageError,
     InvalidPayloadError,
+    PostbusError,
     StoreError,
     WrongExpectedVersionError,
 )
@@ -319,6 +320,25 @@ class TestWhatUsersCall:
             await store.append(stream_id, events, expected_version=expected_version)
 
         assert await store.read_all() == []
+
+    @pytest.mark.parametrize(
+        ("item", "words"),
+        [
+            (("b", {1, 2}), "payload is of type set"),
+            (("b c",), "event type 'b c' contains"),
+            ("order.placed", "the item is of type str"),
+            (NewEvent("b", stream_id="other"), "stream_id is 'other'"),
+        ],
+        ids=["payload", "type", "item", "stream"],
+    )
+    async def test_the_error_says_which_event_cannot_be_appended(
+        self, store: Store, item: object, words: str
+    ) -> None:
+        """By its place in the list, and in no words of publish_many."""
+        with pytest.raises(PostbusError, match=rf"^events\[2\]: {words}.*nothing was stored$") as refused:
+            await store.append("s", [("a",), ("a",), item, ("a",)])
+
+        assert "publish_many" not in str(refused.value)
 
     async def test_all_events_are_read_by_page(self, store: Store) -> None:
         """100 at a time unless told otherwise, after the number of the last."""

@@ -1,6 +1,8 @@
 """Bad input: a clear error of ours, nothing half-stored, and a bus that goes on."""
 
 import math
+import pickle
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
@@ -194,6 +196,37 @@ class TestPublishMany:
         """As publish would refuse it; none of the good ones is stored."""
         with pytest.raises(error):
             await bus.publish_many([("order.placed", 1), item, ("order.placed", 2)])
+
+    @pytest.mark.parametrize(
+        ("item", "words"),
+        [
+            (("order..placed", 1), "event type 'order..placed' has an empty segment"),
+            (("order.placed", {1}), "payload is of type set"),
+            (("order.placed", {"items": [{1}]}), 'payload["items"][0] is of type set'),
+            (("order.placed", {"a\0": 1}), r'the key "a\x00" of payload contains a NUL character'),
+            (("order.placed", 1, {"a": 1}), 'metadata["a"] is of type int'),
+            (NewEvent("order.placed", event_id=""), "event id '' is empty"),
+            (NewEvent("order.placed", stream_id=""), "stream_id is ''"),
+            (None, "the item is of type NoneType"),
+        ],
+        ids=shown,
+    )
+    async def test_the_error_says_which_item_is_bad(self, bus: EventBus, item: Any, words: str) -> None:
+        """Among hundreds, of a list as of a generator; in the words that publish has for it."""
+        events = [("order.placed", number) for number in range(500)]
+        for given in ([*events, item, *events], (each for each in (*events, item))):
+            with pytest.raises(PostbusError, match=rf"^{re.escape(f'events[500]: {words}')}.*; expected"):
+                await bus.publish_many(given)
+
+    async def test_the_path_of_a_bad_payload_begins_with_its_item(self, bus: EventBus) -> None:
+        """For who reads the error by its attributes; also when it was sent to another process."""
+        with pytest.raises(InvalidPayloadError) as refused:
+            await bus.publish_many([("order.placed", 1), ("order.placed", {"items": {1}})])
+        copied = pickle.loads(pickle.dumps(refused.value))
+
+        for error in (refused.value, copied):
+            assert error.path == 'events[1]: payload["items"]'
+            assert str(error).startswith(f"{error.path} {error.found}")
 
 
 class TestSubscribe:
@@ -397,6 +430,24 @@ class TestMakingABus:
 
 
 class TestDeadLetters:
+    @pytest.mark.parametrize("kind", ["path", "folder", "bus", "class", "None"])
+    async def test_an_inspector_of_what_is_no_store(
+        self, database: Path, make_bus: MakeBus, kind: str
+    ) -> None:
+        """Refused when it is made, with what to pass instead."""
+        no_stores: dict[str, Any] = {
+            "path": str(database),
+            "folder": database.parent,
+            "bus": make_bus(),
+            "class": SQLiteStore,
+            "None": None,
+        }
+        with pytest.raises(
+            InvalidTargetError,
+            match=r'; expected a store, such as SQLiteStore\("events\.db"\) or bus\.store$',
+        ):
+            DLQInspector(no_stores[kind])
+
     @pytest.fixture
     async def dlq(self, database: Path) -> AsyncIterator[DLQInspector]:
         """An inspector of an empty file."""

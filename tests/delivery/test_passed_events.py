@@ -186,7 +186,6 @@ class TestReading:
         assert backlog.unwanted_count == MANY
         assert backlog.read_types.count("order.placed") == looked_back + 15
 
-
     async def test_what_has_no_place_is_read_again_when_there_is_one(
         self, make_bus: MakeBus, store: Store, backlog: CountingBacklog
     ) -> None:

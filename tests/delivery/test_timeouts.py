@@ -139,7 +139,23 @@ class TestPerSubscription:
         released.set()
 
         assert event.status is EventStatus.DLQ
-        assert "longer than 5 s" in event.errors[0]
+        assert event.errors == [
+            "TimeoutError: handler took longer than 5 s and goes on: a thread can't be cancelled"
+        ]
+
+    async def test_a_plain_function_around_an_async_one_is_cancelled(
+        self, make_bus: MakeBus, manual: ManualClock
+    ) -> None:
+        """Its thread is done by then, and the error does not say otherwise."""
+        bus, handler = make_bus(clock=manual, retry=ONE_ATTEMPT), BlockingHandler()
+        bus.subscribe(lambda event: handler(event), timeout=5.0)
+        publishing = start(bus.publish("order.placed"))
+        await soon(handler.started.wait())
+        await manual.advance(5)
+        event = await bus.store.get(await soon(publishing))
+
+        assert handler.was_cancelled
+        assert event.errors == ["TimeoutError: handler took longer than 5 s and was cancelled"]
 
     async def test_one_that_is_just_in_time_has_succeeded(
         self, make_bus: MakeBus, manual: ManualClock

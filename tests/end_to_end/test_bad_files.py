@@ -368,6 +368,23 @@ class TestFilesThatCannotBeWritten:
 
         assert stat.S_IMODE(path.stat().st_mode) == 0
 
+    @pytest.mark.parametrize("mode", [0, 0o444, 0o666], ids=oct)
+    async def test_a_folder_that_may_not_be_entered(self, folder: Path, tmp_path: Path, mode: int) -> None:
+        """Whether the file is there can't even be asked."""
+        closed = folder / "closed"
+        closed.mkdir()
+        path = closed / "events.db"
+        await publish(path)
+        closed.chmod(mode)
+        try:
+            self.refuse(path, tmp_path)
+            self.refuse(closed / "new.db", tmp_path)
+            self.refuse(closed / "deeper" / "events.db", tmp_path)
+        finally:
+            closed.chmod(0o777)
+
+        assert not (closed / "new.db").exists()
+
     async def test_a_lock_file_of_somebody_else(self, folder: Path, tmp_path: Path) -> None:
         """A database that may be written, beside a lock file that may not."""
         path = folder / "events.db"

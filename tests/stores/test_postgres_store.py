@@ -5,19 +5,23 @@ import json
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
+from postbus import EventBus
 from postbus.errors import (
     BusLoopError,
     EventNotFoundError,
     InvalidConfigError,
+    InvalidTargetError,
     StoreClosedError,
     StoreUnavailableError,
 )
 from postbus.events import Event, Gap, GlobalSequence, LogPosition
+from postbus.pg import PgEventBus
 from postbus.stores.postgres import PgEventStore
 from postbus.testing import ManualClock
 from tests.contracts.steps import MAIL, append, bury, make_draft
@@ -291,6 +295,41 @@ class TestSchemas:
         """Even in quotes a search_path takes it for the schema of whoever is connected."""
         with pytest.raises(InvalidConfigError, match=r"schema is '\$user'; expected another name"):
             PgEventStore(postgres_dsn, schema="$user")
+
+
+class TestWhatNoDatabaseIsReachedBy:
+    @pytest.mark.parametrize("notify", ["Trigger", "none", "", False, None, ["off"]], ids=repr)
+    def test_a_way_to_notify_that_there_is_not(self, notify: Any) -> None:
+        """The error names those that there are."""
+        expected = r"notify is .*; expected 'after_commit' or 'trigger' or 'off'"
+        for make in (PgEventBus, PgEventStore):
+            with pytest.raises(InvalidConfigError, match=expected):
+                make("postgresql://localhost/app", notify=notify)
+
+    @pytest.mark.parametrize("target", [None, 1, Path("app.db"), asyncpg.Pool], ids=repr)
+    def test_a_target_that_is_neither_a_dsn_nor_a_pool(self, target: Any) -> None:
+        """The error says what it may be, and names no path, which means nothing here."""
+        expected = r"^target .* is of type \w+; expected a DSN such as .postgresql:[^;]*a pool of asyncpg$"
+        for make in (PgEventBus, PgEventStore):
+            with pytest.raises(InvalidTargetError, match=expected):
+                make(target)
+
+    @pytest.mark.parametrize("session_dsn", [1, False, b"postgresql://me:secret@localhost/app"], ids=repr)
+    def test_a_session_dsn_that_is_no_text(self, session_dsn: Any) -> None:
+        """Neither is it taken for one that was not given."""
+        for make in (PgEventBus, PgEventStore):
+            with pytest.raises(InvalidConfigError, match=r"session_dsn is .*expected a str") as refused:
+                make("postgresql://localhost/app", session_dsn=session_dsn)
+
+            assert "secret" not in str(refused.value)
+
+    def test_a_dsn_in_bytes_does_not_give_its_password_away(self) -> None:
+        """As a file that was read as bytes would; the message goes to a log."""
+        for make in (PgEventBus, PgEventStore, EventBus):
+            with pytest.raises(InvalidTargetError, match="is of type bytes") as refused:
+                make(b"postgresql://me:secret@localhost/app")  # type: ignore[arg-type]
+
+            assert "secret" not in str(refused.value)
 
 
 class TestStates:

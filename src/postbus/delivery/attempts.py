@@ -11,7 +11,7 @@ from typing import Any
 
 from postbus.closing import is_closing, is_within
 from postbus.delivery.begun import Begun
-from postbus.delivery.error_stories import describe_error
+from postbus.delivery.error_stories import describe_error, timeout_error
 from postbus.delivery.gate import Gate
 from postbus.delivery.handler_threads import HandlerThreads
 from postbus.delivery.subscriptions import Route, Subscription
@@ -185,6 +185,9 @@ class Attempts:
         except asyncio.CancelledError as raised:
             if not call.ended_by_timeout() and call.is_task_cancelled():
                 subscription.gate.abandon(ticket)
+                if call.is_abandoned:
+                    # Its event has gone on without it: couriers must not run it again.
+                    raise AbandonedError from None
                 raise
             error = raised
         except (SystemExit, KeyboardInterrupt):
@@ -199,7 +202,7 @@ class Attempts:
             watchdog.end(call)
         if call.is_late:
             if call.ended_by_timeout():
-                error = _timeout_error(subscription, error)
+                error = timeout_error(subscription.timeout, error)
             if call.is_abandoned:
                 raise AbandonedError
         return self._end(subscription, ticket, error)
@@ -215,7 +218,7 @@ class Attempts:
 
     def _abandon(self, call: Call) -> None:
         """The handler took no notice of its cancellation: go on without it."""
-        error = describe_error(_timeout_error(call.subscription))
+        error = describe_error(timeout_error(call.subscription.timeout))
         self._go_on_without(call, f"{error}, and goes on nevertheless")
 
     def _break_off(self, call: Call, error: BaseException) -> None:
@@ -263,10 +266,3 @@ def _warn_of_opening(subscription: Subscription) -> None:
 
 async def _call_async(subscription: Subscription, event: Event) -> None:
     await subscription.handler(subscription.delivered.of(event))  # type: ignore[misc]
-
-
-def _timeout_error(subscription: Subscription, ended_with: BaseException | None = None) -> TimeoutError:
-    error = TimeoutError(f"handler took longer than {subscription.timeout:g} s and was cancelled")
-    # Where it was at that moment.
-    error.__cause__ = ended_with
-    return error

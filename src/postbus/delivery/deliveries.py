@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from postbus.delivery.error_stories import describe_error, timeout_error
 from postbus.events import DeadLetter, Event, GlobalSequence, UndecodablePayload
 from postbus.late_events import LateEvents
 
@@ -43,9 +44,9 @@ def numbers_of(events: Sequence[Event]) -> Sequence[GlobalSequence]:
     return events.numbers if isinstance(events, LateEvents) else [sequence_of(event) for event in events]
 
 
-def describe_timeout(timeout: float) -> str:
+def describe_timeout(timeout: float, ended_with: BaseException | None = None) -> str:
     """The error of an attempt that was cut off."""
-    return f"TimeoutError: handler took longer than {timeout:g} s and was cancelled"
+    return describe_error(timeout_error(timeout, ended_with))
 
 
 def describe_undecodable(payload: UndecodablePayload) -> str:

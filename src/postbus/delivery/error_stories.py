@@ -5,6 +5,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from postbus.delivery.handler_threads import goes_on_in_thread
+
 logger = logging.getLogger("postbus")
 
 _LONGEST_ERROR = 10_000
@@ -49,6 +51,14 @@ def _can_be_encoded(error: BaseException) -> bool:
     except Exception:
         return False
     return True
+
+
+def timeout_error(timeout: float, ended_with: BaseException | None = None) -> TimeoutError:
+    """The error of an attempt that was cut off, and ended with this where it was at that moment."""
+    end = "goes on: a thread can't be cancelled" if goes_on_in_thread(ended_with) else "was cancelled"
+    error = TimeoutError(f"handler took longer than {timeout:g} s and {end}")
+    error.__cause__ = ended_with
+    return error
 
 
 def describe_error(error: BaseException) -> str:

@@ -43,7 +43,7 @@ class HandlerCalls:
         if watch.is_stubborn:
             raise LeftBehindError
         if watch.is_late and watch.take_timeout():
-            return Failed(describe_timeout(watch.timeout), cause=error)
+            return Failed(describe_timeout(watch.timeout, error), cause=error)
         return None if error is None else self._judge(error)
 
     def _judge(self, error: BaseException) -> Failed | StoreError:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 _MOST_THREADS = 32
+# Not a class of its own: asyncio.timeout() knows no cancellation but the plain one on older Pythons.
+_GOES_ON = "the function goes on in its thread"
 
 T = TypeVar("T")
 
@@ -37,13 +39,19 @@ class _Job:
 
     def settle(self) -> None:
         """Tell the caller, in the event loop."""
-        if isinstance(self.error, StopIteration | GeneratorExit):
-            # A future can't carry the one, and a task that awaits it would be closed by the other.
+        if isinstance(self.error, StopIteration | GeneratorExit | SystemExit | KeyboardInterrupt):
+            # A future can't carry the first, a task that awaits it would be closed by the second, and the
+            # loop ended by the others, which no signal has raised here.
             self.future.set_exception(RuntimeError(f"handler raised {self.error!r}"))
         elif self.error is not None:
             self.future.set_exception(self.error)
         else:
             self.future.set_result(self.result)
+
+
+def goes_on_in_thread(error: BaseException | None) -> bool:
+    """Whether this is the cancellation of a wait for a function that runs in its thread nevertheless."""
+    return isinstance(error, asyncio.CancelledError) and error.args == (_GOES_ON,)
 
 
 class HandlerThreads:
@@ -58,7 +66,10 @@ class HandlerThreads:
         """One for each call: who holds it has a thread, or will have it at once."""
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call it in a thread, in the caller's context; cancelling gives up waiting, not the thread."""
+        """Call it in a thread, in the caller's context.
+
+        Cancelling gives up waiting, not the thread: see goes_on_in_thread().
+        """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         job = _Job(function, future)  # type: ignore[arg-type]
         self._busy_count += 1
@@ -66,9 +77,10 @@ class HandlerThreads:
         self._start_thread_if_needed()
         try:
             return await future
-        finally:
-            if future.cancelled():
-                self._give_up(job)
+        except asyncio.CancelledError:
+            if future.cancelled() and self._give_up(job):
+                raise asyncio.CancelledError(_GOES_ON) from None
+            raise
 
     def stop(self) -> None:
         """Let every thread end after what it is doing."""
@@ -81,8 +93,11 @@ class HandlerThreads:
             self._thread_count += 1
             threading.Thread(target=self._serve, name="postbus handler", daemon=True).start()
 
-    def _give_up(self, job: _Job) -> None:
-        """Nobody waits for the job: it will not begin any more, and if it hangs another thread steps in."""
+    def _give_up(self, job: _Job) -> bool:
+        """Nobody waits for the job: it will not begin any more, and if it hangs another thread steps in.
+
+        Whether it runs.
+        """
         with self._guard:
             job.is_given_up = True
             is_running = job.has_begun and not job.has_ended
@@ -90,6 +105,7 @@ class HandlerThreads:
         if is_running and self._thread_count:
             self._thread_count -= 1
             self._start_thread_if_needed()
+        return is_running
 
     def _settle(self, job: _Job) -> None:
         if not job.is_given_up:

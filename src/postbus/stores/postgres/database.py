@@ -9,7 +9,7 @@ from typing import Any, cast
 import asyncpg
 
 from postbus.config import check_whole_number
-from postbus.errors import BusLoopError, InvalidConfigError, StoreClosedError
+from postbus.errors import BusLoopError, InvalidConfigError, InvalidTargetError, StoreClosedError
 from postbus.stores.named_queries import load_queries
 from postbus.stores.postgres.borrowed_pool import BorrowedPool, check_codecs
 from postbus.stores.postgres.channels import channel_name
@@ -36,6 +36,7 @@ _PACKAGE = "postbus.stores.postgres"
 # Handlers keep their connection for long; so many stay for publishers and readers.
 _KEPT_FROM_HANDLERS = 2
 _SMALLEST_POOL = 2
+_EXAMPLE_DSN = '"postgresql://localhost/app"'
 
 Preparation = Callable[[Connection], Awaitable[None]]
 
@@ -51,6 +52,7 @@ class Database:
         session_dsn: str | None = None,
         pool_size: int = 5,
     ) -> None:
+        _check_ways_in(target, session_dsn)
         self.schema = schema
         self.channel = channel_name(schema)
         self._schema_in_query = schema_in_query(schema)
@@ -249,6 +251,15 @@ class Database:
         # What has cut off the session may have cut off the others, and an idle one would not notice.
         if self._pool is not None:
             self._pool.drop_idle()
+
+
+def _check_ways_in(target: object, session_dsn: object) -> None:
+    if not isinstance(target, str | asyncpg.Pool):
+        expected = f"a DSN such as {_EXAMPLE_DSN} or a pool of asyncpg"
+        raise InvalidTargetError(target, f"is of type {type(target).__qualname__}", expected)
+    if not isinstance(session_dsn, str | None):
+        # Its type alone: a DSN in bytes would show its password.
+        raise InvalidConfigError("session_dsn", type(session_dsn), f"a str such as {_EXAMPLE_DSN}, or None")
 
 
 def _usable_size(

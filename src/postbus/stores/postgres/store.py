@@ -1,10 +1,11 @@
 """PgEventStore: one schema of a PostgreSQL database, seen through the ports."""
 
-from typing import Self
+from typing import Self, get_args
 
 import asyncpg
 
 from postbus.clock import SystemClock
+from postbus.config import check_choice
 from postbus.ports import Clock
 from postbus.stores.postgres.appending import Appending
 from postbus.stores.postgres.checkpoints import PgCheckpoints
@@ -44,6 +45,7 @@ class PgEventStore(UserCalls):
         pool_size: int = 5,
         clock: Clock | None = None,
     ) -> None:
+        check_choice("notify", notify, *get_args(NotifyMode))
         self._clock: Clock = clock or SystemClock()
         super().__init__(self._clock)
         self._database = Database(target, schema=schema, session_dsn=session_dsn, pool_size=pool_size)
