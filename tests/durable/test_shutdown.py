@@ -233,3 +233,18 @@ async def test_a_bus_that_starts_with_a_full_log_can_be_shut_down_at_once(
     await soon(bus.idle())
 
     assert seen == list(range(500))
+
+
+async def test_a_shutdown_that_meets_a_cancelled_subscriber_ends(make_bus: MakeBus) -> None:
+    """It was to start again later, which it need not any more."""
+    bus = make_bus()
+    bus.subscribe("*", FlakyHandler(), id=ID)
+    await bus.publish("a", 1)
+    await soon(bus.idle())
+    [task] = [task for task in asyncio.all_tasks() if task.get_name() == f"postbus subscriber {ID}"]
+    task.cancel()
+    # By then it writes what it has processed, and is about to end.
+    await asyncio.sleep(0)
+    await soon(bus.shutdown())
+
+    assert bus.subscription(ID).state == "stopped"

@@ -258,7 +258,9 @@ class SubscriberLoop:
         self.wake()
         if self._restart is not None:
             self._restart.cancel()
-        if self._task is None or self._restart is not None:
+            self._restart = None
+        # A task that is only about to end says so itself.
+        if self._task is None or self._task.done():
             self._set_phase("stopped")
 
     def is_run_by(self, task: "asyncio.Task[object] | None") -> bool:

@@ -82,6 +82,12 @@ class Runner:
             logger.warning("a handler of %s ended that was given up before", self._subscriber.id)
         except StoppedError:
             pass
+        except (SystemExit, KeyboardInterrupt) as error:
+            # It counts, so that no event ends the program for ever.
+            if self.current is not None:
+                await self._fail(describe_error(error))
+                self.current = None
+            raise
         except GeneratorExit as error:
             if not watch.is_within_task or self.current is None:
                 raise
