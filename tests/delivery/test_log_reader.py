@@ -4,11 +4,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from postbus import InMemoryStore
 from postbus.delivery.log_reader import LogReader
 from postbus.delivery.patience import Patience
-from postbus.events import GlobalSequence, LogPosition
+from postbus.events import Gap, GlobalSequence, LogPosition, WriterSample
 from postbus.testing import ManualClock
 from tests.contracts.steps import append, make_draft
 
@@ -112,3 +113,38 @@ async def test_only_those_who_are_near_each_other_share_what_is_read(
 
     assert len(reads) == read_count
     assert pages[0].events == pages[1].events
+
+
+@pytest.mark.parametrize(
+    ("event_count", "is_waiting", "sampled_at"),
+    [
+        (1_003, False, [0.0, 0.25, 0.5]),
+        (1_002, False, [0.0, 0.0625, 0.125, 0.1875, 0.25, 0.3125, 0.375, 0.4375, 0.5]),
+        (1_003, True, [0.0, 0.0625, 0.125, 0.1875, 0.25, 0.3125, 0.375, 0.4375, 0.5]),
+    ],
+    ids=["far behind", "near the head", "held up by the gap"],
+)
+async def test_whoever_is_far_behind_looks_less_often_at_the_writers(
+    event_count: int, is_waiting: bool, sampled_at: list[float]
+) -> None:
+    """There is enough else to be done, and each look takes the server some time."""
+    store, clock, samples = InMemoryStore(), ManualClock(), list[float]()
+    await append(store, *[make_draft() for _ in range(event_count)])
+    began_at, real = clock.monotonic(), store.log.read
+
+    async def read(*args: Any, **options: Any) -> Any:
+        if options["with_sample"]:
+            samples.append(clock.monotonic() - began_at)
+            sample = WriterSample(server="1", high=event_count, holders=("held",))
+            return replace(await real(*args), sample=sample)
+        return await real(*args)
+
+    store.log.read = read  # type: ignore[method-assign]
+    reader = LogReader(store.log, clock, lambda: None)
+    after = LogPosition(GlobalSequence(2), (Gap(1, 1),))
+    patience = Patience("mail", clock, lambda: 0.0, lambda: None)
+    for _ in range(33):
+        await reader.read(after, 10, None, patience, is_waiting=is_waiting)
+        await clock.advance(0.5**6)
+
+    assert samples == sampled_at

@@ -67,6 +67,23 @@ class TestGaps:
         assert (numbers_of(page), page.up_to) == ([2, 5, 6, 11], 11)
         assert (page.missing, page.is_cut) == ((), False)
 
+    async def test_what_appears_in_gaps_that_were_empty_so_far_comes_first_as_well(
+        self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
+    ) -> None:
+        """Whoever has found nothing in them looks less closely the next time, and misses nothing by that."""
+        await insert(writer, [10, 11, 12, 13])
+        after = position(10, (1, 3), (5, 8))
+        quiet = [await store.log.read(after, 1, wanted) for _ in range(2)]
+        await insert(writer, [2, 6])
+        filled = [await store.log.read(after, 2, wanted) for _ in range(2)]
+        closed = await store.log.read(position(12, (1, 1), (3, 3)), 2, wanted)
+
+        assert [(numbers_of(page), page.up_to, page.is_cut) for page in quiet] == [([11], 11, False)] * 2
+        assert [(numbers_of(page), page.up_to) for page in filled] == [([2, 6, 11, 12], 12)] * 2
+        assert {page.server for page in filled} == {page.server for page in quiet} == {closed.server}
+        assert [page.is_cut for page in filled] == [False, False]
+        assert (numbers_of(closed), closed.up_to) == ([13], 13)
+
     async def test_the_limit_0_reads_only_the_open_gaps(
         self, store: PgEventStore, writer: Session, wanted: TypeFilter | None
     ) -> None:

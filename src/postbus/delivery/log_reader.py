@@ -28,8 +28,9 @@ _MOST_PAGES_KEPT = 4
 # What is read for one subscriber is still there for another who is no further behind.
 _NEAR_EACH_OTHER = _MOST_PAGES_KEPT * _NEAR_THE_HEAD
 _SECONDS_KEPT = 1.0
-# A sample of the writers costs the server about a millisecond.
+# A sample of the writers costs the server about a millisecond; whoever is far behind has enough else to do.
 _SECONDS_BETWEEN_SAMPLES = 0.05
+_SECONDS_BETWEEN_SAMPLES_BEHIND = 0.25
 # How long to wait before a gap is looked into again: longer and longer for a writer that takes its time.
 _LONGEST_WAIT = 0.5
 _WAIT_GROWTH = 1.5
@@ -79,7 +80,7 @@ class LogReader:
         self._log, self._clock, self._wake = log, clock, wake
         self._horizon = WriterHorizon()
         self._sampling = asyncio.Lock()
-        self._sampled_at = -_SECONDS_BETWEEN_SAMPLES
+        self._sampled_at = -_SECONDS_BETWEEN_SAMPLES_BEHIND
         # Goes up whenever everything is forgotten: what was read before then is of another server.
         self._generation = 0
         self._reader_count = 0
@@ -249,10 +250,12 @@ class LogReader:
     async def _read_now(
         self, after: LogPosition, limit: int, wanted: WantedEvents | None, is_waiting: bool
     ) -> Page:
-        if (is_waiting or after.open) and self._is_sample_due():
+        is_behind = not is_waiting and self.known_head - after.head > _NEAR_THE_HEAD
+        age = _SECONDS_BETWEEN_SAMPLES_BEHIND if is_behind else _SECONDS_BETWEEN_SAMPLES
+        if (is_waiting or after.open) and self._is_sample_older(age):
             # One at a time: samples count in the order in which they were taken.
             async with self._sampling:
-                if self._is_sample_due():
+                if self._is_sample_older(age):
                     return await self._read_with_horizon(after, limit, wanted, True)
         return await self._read_with_horizon(after, limit, wanted, False)
 
@@ -279,8 +282,8 @@ class LogReader:
             page.may_have_retries,
         )
 
-    def _is_sample_due(self) -> bool:
-        return self._clock.monotonic() - self._sampled_at >= _SECONDS_BETWEEN_SAMPLES
+    def _is_sample_older(self, seconds: float) -> bool:
+        return self._clock.monotonic() - self._sampled_at >= seconds
 
     def _observe(self, page: LogPage) -> GlobalSequence:
         assert page.sample is not None, "only a sample can be observed"

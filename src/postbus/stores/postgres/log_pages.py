@@ -67,6 +67,7 @@ class LogPages:
         blocks = database.queries("log.sql")
         whole = fill_parts(blocks, and_wanted="", and_in_slice="")
         self._read_page, self._read_page_and_gaps = whole["read_page"], whole["read_page_and_gaps"]
+        self._read_page_beside_gaps = whole["read_page_beside_gaps"]
         self._read_next = whole["read_next"]
         self._read_wanted_page = fill_parts(blocks)["read_wanted_page"]
         in_part = fill_parts(blocks, and_wanted=blocks["and_wanted_in_part"])
@@ -76,6 +77,8 @@ class LogPages:
         self._head = 0
         # Whether the last whole page had no more than one event.
         self._come_singly = False
+        # Whether nothing had appeared in the open gaps when somebody looked last.
+        self._are_gaps_quiet = False
         self._sized: dict[tuple[str, int], str] = {}
 
     async def read_next(
@@ -107,6 +110,7 @@ class LogPages:
         pieces = page_columns((row[_FACT_COUNT:] for row in rows), after.head)
         numbers = join_numbers(pieces)
         self._head, self._come_singly = facts.head, len(numbers) <= 1
+        self._are_gaps_quiet = not facts.is_cut and (not numbers or numbers[0] > after.head)
         is_beyond = facts.head < after.head and after.head > await connection.fetchval(self._read_last_drawn)
         up_to, missing = _reach(facts, numbers, after, is_whole=wanted is None)
         page = LogPage(
@@ -134,9 +138,15 @@ class LogPages:
             query, condition = self._fit(self._read_wanted_page), type_condition(wanted)
             return await connection.fetch(query, *place, *_bounds(after.open), *condition)
         if after.open:
-            query = self._fit(self._read_page_and_gaps)
-            return await connection.fetch(query, *place, *_bounds(after.open))
+            return await self._fetch_with_gaps(connection, *place, *_bounds(after.open))
         return await connection.fetch(self._fit(self._read_page), *place)
+
+    async def _fetch_with_gaps(self, connection: Connection, *values: object) -> list[asyncpg.Record]:
+        if self._are_gaps_quiet:
+            rows = await connection.fetch(self._fit(self._read_page_beside_gaps), *values)
+            if not _Facts(*rows[0][:_FACT_COUNT]).is_cut:
+                return rows
+        return await connection.fetch(self._fit(self._read_page_and_gaps), *values)
 
     def _fit(self, query: str, step: int = 1) -> str:
         """The same statement in other words whenever the log has doubled *step* times.

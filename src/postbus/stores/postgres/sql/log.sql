@@ -183,6 +183,19 @@ WITH filled AS MATERIALIZED ({filled}), room AS MATERIALIZED ({room})
 SELECT {head}, (SELECT {server}), {has_retries}, {is_cut}, (SELECT row_count FROM room), NULL, NULL, NULL, page.*
 FROM (({filled_rows}) UNION ALL (SELECT * FROM ({rows_after}) AS after WHERE NOT {is_cut})) AS page;
 
+-- name: read_page_beside_gaps
+-- As read_page_and_gaps where nothing has appeared in the gaps, which takes half as long as to read it too. If
+-- something has, the page counts as cut.
+WITH room AS MATERIALIZED ({room})
+SELECT {head}, (SELECT {server}), {has_retries}, EXISTS (
+    SELECT FROM unnest((SELECT $4::text::bigint[]), (SELECT $5::text::bigint[])) AS gap (first, last)
+    CROSS JOIN LATERAL (
+        SELECT FROM {schema}.events WHERE global_sequence >= gap.first AND (global_sequence, 0) <= (gap.last, 0)
+        ORDER BY global_sequence LIMIT 1
+    ) AS e
+), (SELECT row_count FROM room), NULL, NULL, NULL, page.*
+FROM ({rows_after}) AS page;
+
 -- name: read_wanted_page
 -- The same with only the events that are wanted, out of the next 2000; and with the last number looked at and
 -- the numbers that are missing, from firsts to lasts.
