@@ -76,3 +76,30 @@ def test_a_function_in_a_thread_ends_only_itself(database: Path, subscriber_id: 
     dead = asyncio.run(_run(database, handle, subscriber_id))
 
     assert [letter.errors for letter in dead] == [["RuntimeError: handler raised SystemExit(3)"] * 2]
+
+
+def test_a_publisher_that_ends_the_program_holds_up_no_other(database: Path) -> None:
+    """All go on together; a program may catch the end and run its loop to the end."""
+    returned: list[int] = []
+
+    async def publish(bus: EventBus, number: int) -> None:
+        await bus.publish("order.placed", number)
+        if number == 1:
+            sys.exit("stop")
+        returned.append(number)
+
+    async def handle(_: Event) -> None:
+        """Nothing to do."""
+
+    with asyncio.Runner() as runner:
+        bus = EventBus(database)
+        bus.subscribe("*", handler=handle)
+        runner.run(bus.start())
+        loop = runner.get_loop()
+        tasks = [loop.create_task(publish(bus, number)) for number in range(4)]
+        with pytest.raises(SystemExit):
+            loop.run_until_complete(asyncio.wait(tasks))
+        runner.run(soon(asyncio.wait([task for task in tasks if not task.done()] or [tasks[0]])))
+        runner.run(bus.shutdown())
+
+    assert sorted(returned) == [0, 2, 3]

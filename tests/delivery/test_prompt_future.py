@@ -1,4 +1,4 @@
-"""PromptFuture: a future that need not take a turn of the event loop."""
+"""PromptFuture: what a task waits for need not take a turn of the event loop."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from postbus.delivery.prompt_future import PromptFuture
 
 
 def _new() -> PromptFuture:
-    return PromptFuture(loop=asyncio.get_running_loop())
+    return PromptFuture(asyncio.get_running_loop())
 
 
 async def _wait(future: PromptFuture, log: list[str]) -> None:
@@ -50,28 +50,87 @@ async def test_one_that_nobody_waits_for_yet_is_done_all_the_same() -> None:
     future = _new()
     await _outside_of_tasks(future.finish_at_once)
 
-    await asyncio.wait_for(future, 10)
+    assert future.done()
+    async with asyncio.timeout(10):
+        await future
 
 
-async def test_a_waiter_can_be_cancelled() -> None:
-    """As with every future."""
-    future = _new()
-    task = asyncio.create_task(_wait(future, []))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-    assert future.cancelled()
-
-
-async def test_it_can_be_finished_as_every_future() -> None:
-    """In the next turn of the event loop."""
+async def test_it_can_be_finished_within_a_task() -> None:
+    """The waiter goes on in the next turn of the event loop."""
     future, log = _new(), list[str]()
     task = asyncio.create_task(_wait(future, log), name="waiter")
     await asyncio.sleep(0)
-    future.set_result(None)
+    future.finish()
     assert log == []
     await task
+
+    assert log == ["waiter"]
+
+
+@pytest.mark.parametrize("is_awaited", [True, False], ids=["awaited", "not awaited yet"])
+async def test_its_error_is_raised_where_it_is_awaited(is_awaited: bool) -> None:
+    future = _new()
+    task = asyncio.create_task(_wait(future, []))
+    if is_awaited:
+        await asyncio.sleep(0)
+    future.finish(ValueError("no"))
+
+    with pytest.raises(ValueError, match="no"):
+        await task
+
+
+async def test_only_the_first_end_counts() -> None:
+    """And wakes the waiter once."""
+    future, log = _new(), list[str]()
+    task = asyncio.create_task(_wait(future, log), name="waiter")
+    await asyncio.sleep(0)
+    future.finish()
+    future.finish(ValueError("too late"))
+    await _outside_of_tasks(future.finish_at_once)
+    await task
+
+    assert log == ["waiter"]
+
+
+async def test_a_waiter_can_be_cancelled() -> None:
+    """It is told at once, and with the reason; what comes to its end later changes nothing."""
+    future = _new()
+    task = asyncio.create_task(_wait(future, []))
+    await asyncio.sleep(0)
+    task.cancel("enough")
+    future.finish(ValueError("too late"))
+
+    with pytest.raises(asyncio.CancelledError, match="enough"):
+        await task
+    assert future.done()
+
+
+async def test_a_waiter_that_is_cancelled_at_the_last_moment_is_told() -> None:
+    """Just when it was to go on."""
+    future, log = _new(), list[str]()
+    task = asyncio.create_task(_wait(future, log))
+    await asyncio.sleep(0)
+    future.finish()
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log == []
+
+
+async def test_it_is_a_future_for_tasks_of_python_as_well() -> None:
+    """Those of the interpreter's library, where the ones in C can't be had."""
+    future, log = _new(), list[str]()
+    for end in (future.finish, None):
+        future = future if end else _new()
+        task = asyncio.tasks._PyTask(_wait(future, log), loop=asyncio.get_running_loop(), name="waiter")  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+        if end is None:
+            task.cancel("enough")
+            with pytest.raises(asyncio.CancelledError, match="enough"):
+                await task
+        else:
+            end()
+            await task
 
     assert log == ["waiter"]

@@ -46,7 +46,7 @@ class Couriers:
         self._waiting: deque[Delivery] = deque()
         self._idle: list[PromptFuture] = []
         # Who was called and has not begun yet: the call of one that was idle, or the task of a new one.
-        self._coming: asyncio.Future[None] | None = None
+        self._coming: PromptFuture | asyncio.Task[None] | None = None
         self._is_over = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._cut_off_count = 0
@@ -88,7 +88,7 @@ class Couriers:
                 if comes_at_once:
                     call.finish_at_once()
                 else:
-                    call.set_result(None)
+                    call.finish()
                 return
         # Without the context of whoever happens to call: the courier serves others too.
         self._coming = self._employ(self._serve(), contextvars.Context(), self._see_off)
@@ -115,7 +115,7 @@ class Couriers:
         if self._waiting and self._coming is None and not self._is_over:
             self._call_one()
 
-    def _expect_no_more(self, called: "asyncio.Future[None]") -> None:
+    def _expect_no_more(self, called: "PromptFuture | asyncio.Task[None]") -> None:
         if self._coming is called:
             self._coming = None
 
@@ -136,7 +136,7 @@ class Couriers:
                 if self._waiting and self._coming is None:
                     self._call_one()
                 return
-            call = PromptFuture(loop=loop)
+            call = PromptFuture(loop)
             self._idle.append(call)
             try:
                 await call

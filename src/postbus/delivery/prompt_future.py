@@ -1,33 +1,80 @@
-"""A future that need not take a turn of the event loop to let its waiter go on.
+"""What one task waits for, at half the price of a future, and without the turns of the event loop.
 
-Each turn asks the system for news and lets go of the GIL; one who publishes alone would wait
-for two of them with every event, which is as long as everything else that happens in the loop.
+A future has its waiter called in a turn of its own: for one who publishes alone that takes, with
+the calls of the system in each turn, as long as everything else that happens in the loop; for many
+who are let go together it is a part of what an event costs. A task can wait for anything that
+behaves as a future towards it.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextvars import Context
-from typing import Any, Self
 
 
-class PromptFuture(asyncio.Future[None]):
-    """A future for one waiter."""
+class PromptFuture:
+    """Awaited by one task, once."""
 
-    _waiter: tuple[Callable[[Any], object], Context] | None = None
+    __slots__ = (
+        "_asyncio_future_blocking", "_callback", "_cancelled_with", "_context", "_error", "_is_cancelled",
+        "_is_done", "_loop",
+    )  # fmt: skip
 
-    def add_done_callback(
-        self, callback: Callable[[Self], object], /, *, context: Context | None = None
-    ) -> None:
-        """As with every future; whoever came last can be called at once."""
-        self._waiter = None if context is None else (callback, context)
-        super().add_done_callback(callback, context=context)
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        # By these two a task sees that it is to wait, and that it is in the right event loop.
+        self._asyncio_future_blocking, self._loop = False, loop
+        self._callback: Callable[[PromptFuture], object] | None = None
+        self._is_done = self._is_cancelled = False
+        self._error: BaseException | None = None
+
+    def __await__(self) -> "Generator[PromptFuture, None, None]":
+        if not self._is_done:
+            self._asyncio_future_blocking = True
+            yield self
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        """Whether there is nothing to wait for any more."""
+        return self._is_done
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Let the waiter go on in the next turn of the event loop."""
+        if self.settle(error):
+            self._loop.call_soon(self.wake)
 
     def finish_at_once(self) -> None:
         """Let the waiter go on before this returns. Not within a task: two can't run at a time."""
-        if self._waiter is None:
-            self.set_result(None)
-            return
-        callback, context = self._waiter
-        self.remove_done_callback(callback)
-        self.set_result(None)
-        context.run(callback, self)
+        if self.settle():
+            self.wake()
+
+    def settle(self, error: BaseException | None = None) -> bool:
+        """From now on there is nothing to wait for; whether somebody waits, whom wake() has to let go on."""
+        if self._is_done:
+            return False
+        self._is_done, self._error = True, error
+        return self._callback is not None
+
+    def wake(self) -> None:
+        """Let the waiter of one that is settled go on before this returns. Once, and not within a task."""
+        assert self._callback is not None, "settle() has said that nobody waits"
+        self._context.run(self._callback, self)
+
+    # From here on: what the waiting task asks for.
+
+    def add_done_callback(self, callback: "Callable[[PromptFuture], object]", *, context: Context) -> None:
+        """Called when the task begins to wait."""
+        self._callback, self._context = callback, context
+
+    def cancel(self, msg: object = None) -> bool:
+        """Called when the task is cancelled; False: that reaches it where it goes on."""
+        if self._is_done:
+            return False
+        self._is_done = self._is_cancelled = True
+        self._cancelled_with = () if msg is None else (msg,)
+        self._loop.call_soon(self.wake)
+        return True
+
+    def result(self) -> None:
+        """Called when the task goes on."""
+        if self._is_cancelled:
+            raise asyncio.CancelledError(*self._cancelled_with)

@@ -31,9 +31,7 @@ class Publication:
     __slots__ = ("_finished", "_publisher", "context", "drafts", "events", "given_ids", "is_beginning",
                  "unsettled_count")  # fmt: skip
 
-    def __init__(
-        self, publisher: "Publisher", drafts: Sequence[Draft], finished: "asyncio.Future[None]"
-    ) -> None:
+    def __init__(self, publisher: "Publisher", drafts: Sequence[Draft], finished: PromptFuture) -> None:
         self._publisher, self.drafts, self._finished = publisher, drafts, finished
         # Handlers see the context variables of the publisher, such as a trace or a request id.
         self.context = contextvars.copy_context()
@@ -92,19 +90,12 @@ class Publication:
 
     def finish(self, error: StoreError | None = None) -> None:
         """Let the caller go on, if it still waits."""
-        if self._finished.done() or self.is_beginning:
-            return
-        if error is None:
-            self._finished.set_result(None)
-        else:
-            self._finished.set_exception(error)
+        if not self.is_beginning and self._finished.settle(error):
+            self._publisher.let_go(self._finished)
 
     def finish_at_once(self) -> None:
         """Let the caller go on before this returns; not within a task."""
-        if isinstance(self._finished, PromptFuture) and not self._finished.done():
-            self._finished.finish_at_once()
-        else:
-            self.finish()
+        self._finished.finish_at_once()
 
 
 class Publisher:
@@ -123,6 +114,8 @@ class Publisher:
         self._unstored_count = 0
         self._is_stopped = False
         self._all_stored: asyncio.Event | None = None
+        # Their callers go on together: a turn of the event loop for each is a part of what an event costs.
+        self._finished: list[PromptFuture] = []
         # Ids chosen by their publisher that are being delivered, and who published them again meanwhile.
         self._repeated: dict[str, list[Publication]] = {}
 
@@ -135,10 +128,9 @@ class Publisher:
         # A process that only publishes leaves it to the store: somebody else may have handlers.
         return None if self._subscriptions.is_empty else _PENDING
 
-    def publish(self, drafts: Sequence[Draft], loop: asyncio.AbstractEventLoop) -> "asyncio.Future[None]":
+    def publish(self, drafts: Sequence[Draft], loop: asyncio.AbstractEventLoop) -> PromptFuture:
         """Done when the drafts are durable and the handlers that are waited for have finished."""
-        # A prompt one costs a little more, and gains nothing where several come in one turn of the loop.
-        finished = loop.create_future() if self._unstored_count else PromptFuture(loop=loop)
+        finished = PromptFuture(loop)
         self._unstored_count += 1
         self._queue.add(drafts, Publication(self, drafts, finished).on_stored)
         return finished
@@ -191,6 +183,23 @@ class Publisher:
             publication.is_beginning = False
         if is_alone and not publication.unsettled_count:
             publication.finish_at_once()
+
+    def let_go(self, finished: PromptFuture) -> None:
+        """Let the caller go on soon."""
+        self._finished.append(finished)
+        if len(self._finished) == 1:
+            asyncio.get_running_loop().call_soon(self._wake_callers, context=contextvars.Context())
+
+    def _wake_callers(self) -> None:
+        callers, self._finished = self._finished, []
+        for count, finished in enumerate(callers, 1):
+            try:
+                finished.wake()
+            except BaseException:
+                # One may have ended the program: the others go on all the same.
+                for left in callers[count:]:
+                    self.let_go(left)
+                raise
 
     def let_repeated_go(self, given_ids: Sequence[str]) -> None:
         """The events with these ids were delivered: whoever has published them again goes on."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from postbus.events import Draft
 from postbus.stores.named_queries import load_queries
-from postbus.stores.sqlite.rows import draft_to_row
+from postbus.stores.sqlite.rows import moments_to_text, to_json
 
 _QUERIES = load_queries("postbus.stores.sqlite", "queries.sql")
 
@@ -39,10 +39,14 @@ def write_group(
     More than that if finished events were marked as well, which is not done where others have triggers.
     """
     values: list[object] = []
-    for sequence, draft in enumerate(drafts, last_sequence + 1):
-        event_id, event_type, payload, status, metadata, created_at = draft_to_row(draft)
+    # All in place: the event loop stands still meanwhile.
+    moments = moments_to_text([draft.created_at for draft in drafts])
+    for sequence, (draft, moment) in enumerate(zip(drafts, moments, strict=True), last_sequence + 1):
+        metadata, status = draft.metadata, draft.status
         values += (
-            sequence, event_id, event_type, payload, status or _NONE, metadata or _NONE, created_at
+            sequence, draft.id, draft.type, draft.payload_json.decode(),
+            _NONE if status is None else status._value_,
+            _NONE if metadata is None else to_json(metadata), moment
         )  # fmt: skip
     statement, room = _statement_for(len(drafts), finished is not None)
     values += room

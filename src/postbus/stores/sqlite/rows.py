@@ -40,6 +40,9 @@ _LAST_SECOND = datetime.max.replace(microsecond=0, tzinfo=UTC)
 # Between the values of a column in one text; how our moments end.
 _SEPARATOR = "\x1f"
 _UTC_OFFSET = "+00:00"
+# Of a moment without its offset, and of one in a list of JSON: with "Z", two quotation marks and a comma.
+_TEXT_LENGTH = len("2026-01-10T23:00:00.000005")
+_ENCODED_LENGTH = _TEXT_LENGTH + 4
 _STATUSES = {status.value: status for status in EventStatus}
 
 _decode = msgspec.json.Decoder().decode
@@ -70,6 +73,21 @@ class _MomentFormat:
 
 # Not wrapped in a function: it is called for every event.
 moment_to_text = _MomentFormat().write
+
+
+def moments_to_text(moments: Sequence[datetime]) -> list[str]:
+    """As moment_to_text, at half the price for many.
+
+    >>> moments_to_text([datetime(2026, 1, 10, 23, 0, 0, 5, UTC)])
+    ['2026-01-10T23:00:00.000005+00:00']
+    """
+    texts = _encode(moments).decode()
+    if len(texts) != len(moments) * _ENCODED_LENGTH + 1:
+        # Msgspec leaves out what is zero.
+        return list(map(moment_to_text, moments))
+    return [
+        texts[start : start + _TEXT_LENGTH] + _UTC_OFFSET for start in range(2, len(texts), _ENCODED_LENGTH)
+    ]
 
 
 def moment_as_ours(found: bytes | None, otherwise: str) -> str:
