@@ -1,9 +1,13 @@
 """Handlers that end the program: not for ever by the same event, and not at all from a thread."""
 
 import asyncio
+import contextlib
+import contextvars
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,3 +107,56 @@ def test_a_publisher_that_ends_the_program_holds_up_no_other(database: Path) -> 
         runner.run(bus.shutdown())
 
     assert sorted(returned) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_publishers_whose_handler_ends_the_program_are_let_go(database: Path, count: int) -> None:
+    """A program may catch the end and run its loop to the end."""
+
+    async def handle(event: Event) -> None:
+        if event.payload == "bad":
+            sys.exit("stop")
+
+    async def publish(bus: EventBus) -> None:
+        await bus.publish("order.placed", "bad")
+
+    with asyncio.Runner() as runner:
+        bus = EventBus(database)
+        bus.subscribe("*", handler=handle)
+        # From the second one on an event can be delivered before the call that tells of it returns.
+        runner.run(bus.publish("order.placed", "good"), context=contextvars.Context())
+        loop = runner.get_loop()
+        tasks = {loop.create_task(publish(bus), context=contextvars.Context()) for _ in range(count)}
+        for _ in range(count):
+            with contextlib.suppress(SystemExit):
+                runner.run(soon(asyncio.wait(tasks)))
+        runner.run(bus.shutdown())
+
+    assert [task.exception() for task in tasks] == [None] * count
+
+
+async def test_a_publisher_that_runs_the_event_loop_within_itself_holds_up_no_other(database: Path) -> None:
+    """As nest_asyncio does, and dialogs of user interfaces: all go on together, one after the other."""
+    bus, returned = EventBus(database), list[int]()
+    loop: Any = asyncio.get_running_loop()
+
+    async def publish(number: int) -> None:
+        await bus.publish("order.placed", number)
+        if number == 0:
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.tasks._leave_task(loop, task)
+            deadline = time.monotonic() + 10
+            while len(returned) < 3 and time.monotonic() < deadline:
+                loop._run_once()
+            asyncio.tasks._enter_task(loop, task)
+        returned.append(number)
+
+    async def handle(_: Event) -> None:
+        """Nothing to do."""
+
+    bus.subscribe("*", handler=handle)
+    async with bus:
+        await asyncio.gather(*[publish(number) for number in range(4)])
+
+    assert returned[-1] == 0

@@ -1,6 +1,8 @@
 """PromptFuture: what a task waits for need not take a turn of the event loop."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -77,6 +79,44 @@ async def test_its_error_is_raised_where_it_is_awaited(is_awaited: bool) -> None
 
     with pytest.raises(ValueError, match="no"):
         await task
+
+
+async def test_an_error_of_many_does_not_collect_the_ways_to_all_of_them() -> None:
+    """Each sees where it was raised, and its own way to it."""
+    try:
+        raise ValueError("full")
+    except ValueError as raised:
+        error = raised
+    futures, depths = [_new() for _ in range(20)], list[int]()
+    for future in futures:
+        future.finish(error)
+    for future in futures:
+        with pytest.raises(ValueError, match="full") as caught:
+            await future
+        depths.append(len(caught.traceback))
+
+    assert max(depths) == depths[0] < 5
+
+
+class _RefusedError(Exception):
+    """Unlike those of the language, it can be looked for."""
+
+
+async def test_an_error_is_free_as_soon_as_nobody_has_it() -> None:
+    """No cycle keeps it, and all that is in its frames, until the garbage collector comes."""
+    future, alive = _new(), weakref.WeakSet[_RefusedError]()
+    alive.add(error := _RefusedError())
+    future.finish(error)
+    gc.disable()
+    try:
+        try:
+            await future
+        except _RefusedError:
+            del error
+        del future
+        assert len(alive) == 0
+    finally:
+        gc.enable()
 
 
 async def test_only_the_first_end_counts() -> None:

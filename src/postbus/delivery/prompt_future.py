@@ -16,7 +16,7 @@ class PromptFuture:
 
     __slots__ = (
         "_asyncio_future_blocking", "_callback", "_cancelled_with", "_context", "_error", "_is_cancelled",
-        "_is_done", "_loop",
+        "_is_done", "_loop", "_traceback",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -30,8 +30,13 @@ class PromptFuture:
         if not self._is_done:
             self._asyncio_future_blocking = True
             yield self
-        if self._error is not None:
-            raise self._error
+        if (error := self._error) is not None:
+            try:
+                # One error may be that of many, and must not collect the way to each of them.
+                raise error.with_traceback(self._traceback)
+            finally:
+                # It has this frame now, which must not have it as well: that would keep both alive.
+                del self, error
 
     def done(self) -> bool:
         """Whether there is nothing to wait for any more."""
@@ -51,7 +56,9 @@ class PromptFuture:
         """From now on there is nothing to wait for; whether somebody waits, whom wake() has to let go on."""
         if self._is_done:
             return False
-        self._is_done, self._error = True, error
+        self._is_done = True
+        if error is not None:
+            self._error, self._traceback = error, error.__traceback__
         return self._callback is not None
 
     def wake(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+from collections import deque
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -115,7 +116,7 @@ class Publisher:
         self._is_stopped = False
         self._all_stored: asyncio.Event | None = None
         # Their callers go on together: a turn of the event loop for each is a part of what an event costs.
-        self._finished: list[PromptFuture] = []
+        self._finished: deque[PromptFuture] = deque()
         # Ids chosen by their publisher that are being delivered, and who published them again meanwhile.
         self._repeated: dict[str, list[Publication]] = {}
 
@@ -179,8 +180,13 @@ class Publisher:
         publication.is_beginning = is_alone
         try:
             self._couriers.carry(publication, publication.context, begins_at_once=is_alone)
-        finally:
+        except BaseException:
+            # Its handler ends the program, which may go on with its loop for a while.
             publication.is_beginning = False
+            if not publication.unsettled_count:
+                publication.finish()
+            raise
+        publication.is_beginning = False
         if is_alone and not publication.unsettled_count:
             publication.finish_at_once()
 
@@ -188,18 +194,19 @@ class Publisher:
         """Let the caller go on soon."""
         self._finished.append(finished)
         if len(self._finished) == 1:
-            asyncio.get_running_loop().call_soon(self._wake_callers, context=contextvars.Context())
+            self._wake_soon()
+
+    def _wake_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._wake_callers, context=contextvars.Context())
 
     def _wake_callers(self) -> None:
-        callers, self._finished = self._finished, []
-        for count, finished in enumerate(callers, 1):
-            try:
-                finished.wake()
-            except BaseException:
-                # One may have ended the program: the others go on all the same.
-                for left in callers[count:]:
-                    self.let_go(left)
-                raise
+        count = len(self._finished)
+        if count > 1:
+            # One may end the program, or run the event loop within itself: the others go on all the same.
+            self._wake_soon()
+        for _ in range(count):
+            if self._finished:
+                self._finished.popleft().wake()
 
     def let_repeated_go(self, given_ids: Sequence[str]) -> None:
         """The events with these ids were delivered: whoever has published them again goes on."""

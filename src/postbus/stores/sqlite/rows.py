@@ -81,9 +81,12 @@ def moments_to_text(moments: Sequence[datetime]) -> list[str]:
     >>> moments_to_text([datetime(2026, 1, 10, 23, 0, 0, 5, UTC)])
     ['2026-01-10T23:00:00.000005+00:00']
     """
-    texts = _encode(moments).decode()
-    if len(texts) != len(moments) * _ENCODED_LENGTH + 1:
-        # Msgspec leaves out what is zero.
+    try:
+        texts = _encode(moments).decode()
+    except TypeError:
+        texts = ""  # a subclass of datetime, of which msgspec knows nothing
+    # It leaves out what is zero; and somebody's clock may give moments with another offset than that of UTC.
+    if len(texts) != len(moments) * _ENCODED_LENGTH + 1 or texts.count("Z") != len(moments):
         return list(map(moment_to_text, moments))
     return [
         texts[start : start + _TEXT_LENGTH] + _UTC_OFFSET for start in range(2, len(texts), _ENCODED_LENGTH)
