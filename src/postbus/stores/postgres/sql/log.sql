@@ -184,8 +184,8 @@ SELECT {head}, (SELECT {server}), {has_retries}, {is_cut}, (SELECT row_count FRO
 FROM (({filled_rows}) UNION ALL (SELECT * FROM ({rows_after}) AS after WHERE NOT {is_cut})) AS page;
 
 -- name: read_page_beside_gaps
--- As read_page_and_gaps where nothing has appeared in the gaps, which takes half as long as to read it too. If
--- something has, the page counts as cut.
+-- As read_page_and_gaps where nothing has appeared in the gaps: to be ready to read that as well takes a
+-- fifteenth of the time of a large page. If something has, the page counts as cut.
 WITH room AS MATERIALIZED ({room})
 SELECT {head}, (SELECT {server}), {has_retries}, EXISTS (
     SELECT FROM unnest((SELECT $4::text::bigint[]), (SELECT $5::text::bigint[])) AS gap (first, last)
